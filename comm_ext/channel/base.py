@@ -1,0 +1,119 @@
+"""The channel's face: one producer, one or more consumers, slots of one arena, one reference count per consumer.
+
+``claim → write → publish`` on the producer's side, ``take → read → release`` on each consumer's. A slot is free when every
+consumer released it or is gone. Nothing here blocks: a caller that finds no slot or no message waits on the descriptor that
+the side offers (an eventfd, readable when it is worth trying again).
+
+A message is published when its data is complete; its layout travels with it, so a slot has no fixed shape. The two
+memories behind this face are ``host_shm`` (memfd) and, on devices, CUDA IPC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """Where one tensor lies in its slot. ``offset_bytes`` from the slot's start, C-contiguous, ``dtype`` by numpy's name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMessage:
+    """What travels beside the bytes. ``header`` is the stage's own, already encoded (``workers.wire``)."""
+
+    header: bytes
+    tensors: tuple[TensorLayout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A claimed slot. ``data`` is writable and valid until publish."""
+
+    index: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A taken message. ``data`` is the whole slot, read-only, valid until release."""
+
+    index: int
+    sequence: int
+    """Counts the channel's messages from 1; without a gap for a FIFO consumer."""
+    message: ChannelMessage
+    data: memoryview
+
+
+class ChannelError(Exception):
+    """Base; the text names channel, slot and layout. ``code`` is stable."""
+
+    code = "channel_failed"
+
+
+class ChannelClosedError(ChannelError):
+    """This side was closed, or the other side is gone and everything it sent was taken."""
+
+    code = "channel_closed"
+
+
+class SlotStateError(ChannelError):
+    """Publish without claim, release twice, a slot of another channel: a bug of the caller."""
+
+    code = "channel_slot_state"
+
+
+class LayoutError(ChannelError):
+    """The message does not fit its slot, or the layout is none."""
+
+    code = "channel_layout"
+
+
+class Producer(Protocol):
+    """The writing side."""
+
+    def claim(self) -> Slot | None:
+        """A free slot, or None when every slot is in use. Raises ChannelClosedError."""
+        ...
+
+    def publish(self, slot: Slot, message: ChannelMessage) -> int:
+        """Hand the slot to every consumer; returns the sequence. Raises LayoutError, SlotStateError, ChannelClosedError."""
+        ...
+
+    @property
+    def num_free(self) -> int:
+        """Slots that claim would find now."""
+        ...
+
+    def free_fd(self) -> int:
+        """An eventfd, readable after a consumer released; the caller reads it before it tries again."""
+        ...
+
+    def close(self) -> None:
+        """Tell the consumers that no message follows. Idempotent. What was published can still be taken."""
+        ...
+
+
+class Consumer(Protocol):
+    """One reading side."""
+
+    def take(self) -> Delivery | None:
+        """The next message, or None when there is none yet. Raises ChannelClosedError when none can follow."""
+        ...
+
+    def release(self, delivery: Delivery) -> None:
+        """Give up this consumer's count. Raises SlotStateError on a second release."""
+        ...
+
+    def ready_fd(self) -> int:
+        """An eventfd, readable after a publish or a close; the caller reads it before it tries again."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held, leave the channel. Idempotent."""
+        ...
