@@ -20,6 +20,27 @@ Pixels = Literal["lossy", "exact"]
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigureRank:
+    """The first message a rank reads; argv names nothing but the control socket.
+
+    Descriptors: those of the communicator's group (none for one rank), then the plan sockets: on the leader one for each
+    follower in rank order, on a follower one to the leader.
+    """
+
+    group: str
+    rank: int
+    num_ranks: int
+    model: str
+    family: str
+    device: str
+    num_threads: int
+    max_sessions: int
+    heartbeat_interval_s: float
+    communicator_timeout_s: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class AttachFrames:
     """A channel for I420 frames: the leader produces, encode consumes. Descriptors: those of ``channel.describe``."""
 
@@ -188,6 +209,17 @@ class StopRank:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigureEncode:
+    """The first message the encode process reads."""
+
+    name: str
+    crf: int
+    preset: str
+    key_frame_interval_s: float
+    heartbeat_interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class AttachPackets:
     """The channel for encoded packets: encode produces, the server consumes. Descriptors as for AttachFrames."""
 
@@ -282,12 +314,14 @@ class PacketHeader:
 
 
 Command = (
-    AttachFrames
+    ConfigureRank
+    | AttachFrames
     | StartSession
     | ApplyControl
     | GrantFrames
     | EndSession
     | Shutdown
+    | ConfigureEncode
     | AttachPackets
     | DetachFrames
     | OpenEncoder

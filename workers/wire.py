@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgpack
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from . import contract
+from ithaka.workers import contract
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 128 * 1024
@@ -23,6 +23,7 @@ _TAGS: dict[int, type] = {
     4: contract.GrantFrames,
     5: contract.EndSession,
     6: contract.Shutdown,
+    7: contract.ConfigureRank,
     16: contract.WorkerReady,
     17: contract.Heartbeat,
     18: contract.SessionStarted,
@@ -38,6 +39,7 @@ _TAGS: dict[int, type] = {
     50: contract.OpenEncoder,
     51: contract.RequestKeyFrame,
     52: contract.CloseEncoder,
+    53: contract.ConfigureEncode,
     64: contract.EncodeReady,
     65: contract.EncoderOpened,
     66: contract.EncoderFailed,
@@ -46,9 +48,7 @@ _TAGS: dict[int, type] = {
     81: contract.PacketHeader,
 }
 _TAG_OF = {kind: tag for tag, kind in _TAGS.items()}
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {
-    kind: TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind)) for kind in _TAG_OF
-}
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind)) for kind in _TAG_OF}
 
 Message = contract.Command | contract.Report | contract.RankOrder | contract.Header
 M = TypeVar("M")
