@@ -1,0 +1,142 @@
+"""Every setting of the daemon, validated once. Durations in seconds (``_s``), sizes in bytes (``_bytes``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class Section(BaseModel):
+    """Unknown fields are typos, so they are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerSection(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(default=8765, ge=0, le=65_535)
+    """0 takes a free one."""
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    """Names a Host header may carry beside the listening address, e.g. the proxy's public name."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web origins beside the daemon's own page, e.g. ``https://play.example.org``."""
+    max_body_bytes: int = Field(default=64 * 1024, ge=1024, le=16 * 1024 * 1024)
+    max_messages_per_s: int = Field(default=500, ge=10)
+    """Of one connection; above it the connection is closed with 4429."""
+
+    @model_validator(mode="after")
+    def _tls_needs_both(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together: give both or none")
+        return self
+
+
+class AccessSection(Section):
+    api_keys: tuple[SecretStr, ...] = ()
+    """Needed beyond loopback. At least 16 characters each."""
+    token_lifetime_s: Seconds = 3600
+
+    @model_validator(mode="after")
+    def _keys_are_long(self) -> Self:
+        if any(len(key.get_secret_value()) < 16 for key in self.api_keys):
+            raise ValueError("an API key has at least 16 characters; `openssl rand -hex 24` makes a good one")
+        return self
+
+
+class SessionSection(Section):
+    max_queued: int = Field(default=16, ge=0, le=10_000)
+    queue_timeout_s: Seconds = 300
+    connect_timeout_s: Seconds = 60
+    """From admitted to the controller's first connection."""
+    detach_timeout_s: Seconds = 30
+    """How long model memory waits for a client that was lost."""
+    drain_timeout_s: Seconds = 8
+    """From eos to the client's fin."""
+    max_duration_s: Seconds = 7200
+    window_frames: int = Field(default=8, ge=2, le=256)
+    """Frames that may be generated beyond the client's decoded acknowledgement; raised to two chunks where that is more."""
+    retained_bytes: int = Field(default=32 * 1024 * 1024, ge=1024 * 1024)
+    """Encoded frames kept for resume, per session."""
+    ack_timeout_s: Seconds = 60
+    """A connected client that owes an acknowledgement this long is taken for lost."""
+
+
+class ModelSection(Section):
+    name: Name
+    family: Name
+    ranks: Literal[1, 2, 3, 4, 5, 6, 7, 8] = 1
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """``auto``: CUDA where there are as many devices as ranks, else the CPU."""
+    threads_per_rank: int = Field(default=0, ge=0, le=256)
+    """0: the machine's cores divided by the ranks."""
+    max_sessions: int = Field(default=1, ge=1, le=1024)
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The family's own; it refuses what it does not know."""
+
+
+class EncodeSection(Section):
+    crf: int = Field(default=20, ge=0, le=51)
+    preset: Literal["ultrafast", "superfast", "veryfast", "faster", "fast", "medium"] = "veryfast"
+    key_frame_interval_s: Annotated[float, Field(gt=0, le=2)] = 2.0
+
+
+class SupervisorSection(Section):
+    ready_timeout_s: Seconds = 120
+    heartbeat_interval_s: Seconds = 0.25
+    heartbeat_timeout_s: Seconds = 2.0
+    """A child that is silent this long is dead."""
+    step_timeout_s: Seconds = 3.0
+    """A busy rank that shows no progress this long hangs."""
+    communicator_timeout_s: Seconds = 3.0
+    stop_timeout_s: Seconds = 3.0
+    """Of each rung: cooperative, terminate, kill."""
+    restart_backoff_s: Seconds = 0.25
+    """Doubles at each failure in a row, up to ``restart_backoff_max_s``."""
+    restart_backoff_max_s: Seconds = 30
+    max_failed_starts: int = Field(default=5, ge=1)
+    """Starts in a row that fail before the model is given up."""
+
+
+class LogSection(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+
+
+class ServeConfig(Section):
+    """The whole configuration."""
+
+    server: ServerSection = ServerSection()
+    access: AccessSection = AccessSection()
+    sessions: SessionSection = SessionSection()
+    models: tuple[ModelSection, ...] = (ModelSection(name="labyrinth", family="labyrinth", ranks=2),)
+    encode: EncodeSection = EncodeSection()
+    supervisor: SupervisorSection = SupervisorSection()
+    log: LogSection = LogSection()
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.server.host in LOOPBACK_HOSTS
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
+        names = [model.name for model in self.models]
+        if not names:
+            raise ValueError("models: at least one is needed; `ithaka models` lists the families")
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"models: the name {sorted(twice)[0]!r} is used twice")
+        if not self.is_loopback and not self.access.api_keys:
+            raise ValueError(
+                f"server.host {self.server.host!r} is reachable from other machines, so access.api_keys needs at least one "
+                "key (`openssl rand -hex 24`); or listen on 127.0.0.1"
+            )
+        return self
