@@ -1,0 +1,74 @@
+# Two commands for newcomers: `make serve` and `make test`. The rest is for working on Ithaka.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEV_READY := $(VENV)/.dev-ready
+WEB_READY := clients/web/node_modules/.ready
+
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
+LOCK_FLAGS := --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock"
+
+.PHONY: help serve test check format soak bench page lock clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: $(READY)  ## Set everything up, start the daemon on the embedded model, print its URL
+	@exec $(BIN)/ithaka serve $(if $(CONFIG),-c $(CONFIG))
+
+test: $(DEV_READY) $(WEB_READY)  ## Everything that can be tested without a GPU, in a real browser too
+	@tests/browser.sh
+	@$(BIN)/pytest $(PYTEST_ARGS)
+	@cd clients/web && npm test --silent
+
+check: $(DEV_READY) $(WEB_READY)  ## Format, lint, types, import directions
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@cd clients/web && npm run --silent check
+
+format: $(DEV_READY)  ## Format and fix what can be fixed
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+soak: $(DEV_READY)  ## 1,000 create/stream/delete cycles; memory, descriptors and processes must stay flat
+	@$(BIN)/python -m benchmarks.soak --cycles 1000
+
+bench: $(DEV_READY)  ## The figures of docs/performance.md that need no GPU
+	@$(BIN)/python -m benchmarks.report
+
+page: $(WEB_READY)  ## Build the page and the SDK into server/page
+	@cd clients/web && npm run --silent build
+
+lock: $(BIN)/uv  ## Pin every dependency, with hashes, for every platform
+	@$(BIN)/uv pip compile $(LOCK_FLAGS) pyproject.toml -o requirements.lock
+	@$(BIN)/uv pip compile $(LOCK_FLAGS) --extra dev -c requirements.lock pyproject.toml clients/python/pyproject.toml -o requirements-dev.lock
+
+clean:  ## Remove what `make` made
+	@rm -rf $(VENV) build dist clients/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Ithaka needs Python 3.11 or later; set PYTHON=…"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
+$(READY): requirements.lock pyproject.toml | $(BIN)/uv
+	@echo "Installing into $(VENV) (torch is large: the first time takes a while) …"
+	@$(INSTALL) --require-hashes -r requirements.lock
+	@$(INSTALL) --no-deps -e .
+	@touch $@
+
+$(DEV_READY): requirements-dev.lock clients/python/pyproject.toml $(READY)
+	@$(INSTALL) --require-hashes -r requirements-dev.lock
+	@$(INSTALL) --no-deps -e . -e clients/python
+	@touch $@
+
+$(WEB_READY): clients/web/package-lock.json
+	@command -v npm >/dev/null || { echo "The web client's checks need Node 20 or later with npm; on Debian: apt-get install nodejs npm"; exit 1; }
+	@cd clients/web && npm ci --silent --no-audit --no-fund
+	@touch $@
