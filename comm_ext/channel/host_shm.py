@@ -1,0 +1,289 @@
+"""The channel in host memory: a memfd for the bytes, eventfds for the wake-ups; nothing has a name, nothing is left behind.
+
+The owner (the server) creates a channel and hands its descriptors to both sides; everything else stands in the arena's
+first words. Producer and consumer may die at any instruction: the owner then ends the producer's side, drops the consumer,
+or hands the same descriptors to a successor, which goes on where the dead one stopped (``ring``).
+
+Pages that were never written take no memory, so that wide slots for a rare large message are free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Sequence
+from typing import Self
+
+from ithaka.comm_ext.channel import ring
+from ithaka.comm_ext.channel.base import (
+    ChannelClosedError,
+    ChannelMessage,
+    Delivery,
+    LayoutError,
+    Slot,
+    SlotStateError,
+)
+from ithaka.comm_ext.channel.fence import make_fence
+from ithaka.comm_ext.channel.host_memory import SEALS, Arena, Descriptors, adopt, clear_event, close_all, let_go, wake
+from ithaka.comm_ext.channel.layout import WORD_BYTES, Geometry, decode_record, encode_record
+
+__all__ = ["HostChannel", "HostConsumer", "HostProducer", "clear_event", "open_consumer", "open_producer"]
+
+
+class HostChannel:
+    """The owner's grip: it makes the channel, hands it out, and speaks for the dead."""
+
+    def __init__(self, geometry: Geometry, fds: Sequence[int]) -> None:
+        """Takes over ``fds``; see ``create``."""
+        self._descriptors = Descriptors(geometry, fds)
+        self._arena = Arena(self._descriptors.memory, geometry, is_writer=False)
+        self._fence = make_fence()
+
+    @classmethod
+    def create(cls, channel_id: int, num_slots: int, slot_bytes: int, num_consumers: int) -> Self:
+        """A new channel. Raises ChannelError for numbers out of range, OSError when the machine refuses."""
+        geometry = Geometry(channel_id, num_slots, slot_bytes, num_consumers)
+        fds: list[int] = []
+        try:
+            fds.append(os.memfd_create(f"ithaka-channel-{channel_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            os.ftruncate(fds[0], geometry.arena_bytes)
+            # Nobody can shrink it under a reader, who would die of SIGBUS.
+            fcntl.fcntl(fds[0], fcntl.F_ADD_SEALS, SEALS)
+            os.pwrite(fds[0], b"".join(word.to_bytes(WORD_BYTES, "little") for word in geometry.fixed_words()), 0)
+            for _ in range(1 + num_consumers):
+                fds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        except BaseException:
+            close_all(fds)
+            raise
+        return cls(geometry, fds)
+
+    @property
+    def channel_id(self) -> int:
+        return self._descriptors.geometry.channel_id
+
+    def describe(self) -> tuple[int, ...]:
+        """The descriptors that a side needs, in order: arena, the producer's eventfd, each consumer's. The owner keeps them."""
+        return self._descriptors.all()
+
+    def open_producer(self) -> HostProducer:
+        """The producer's side in this process."""
+        return open_producer([os.dup(fd) for fd in self.describe()])
+
+    def open_consumer(self, index: int) -> HostConsumer:
+        """A consumer's side in this process."""
+        return open_consumer([os.dup(fd) for fd in self.describe()], index)
+
+    def close_producer(self) -> None:
+        """End the channel for a producer that is dead: what it published can be taken, then ChannelClosedError. Idempotent."""
+        ready = self._descriptors.ready
+        ring.close_producer(self._arena.words, self._fence)
+        wake(ready)
+
+    def drop_consumer(self, index: int) -> None:
+        """Release all that a dead consumer held, now and later, and wake the producer. Idempotent.
+
+        Never for a living one: the producer would write under its eyes. Raises ChannelError for an unknown index.
+        """
+        free = self._descriptors.free
+        ring.drop_consumer(self._arena.words, self._descriptors.geometry, index, self._fence)
+        wake((free,))
+
+    def close(self) -> None:
+        """Let go of the descriptors; open sides go on. Idempotent."""
+        self._arena.close()
+        self._descriptors.close()
+
+
+class HostProducer:
+    """``base.Producer`` over host memory. Any thread may call; see ``open_producer``."""
+
+    def __init__(self, descriptors: Descriptors) -> None:
+        self._descriptors = descriptors
+        self._geometry = descriptors.geometry
+        self._arena = Arena(descriptors.memory, self._geometry, is_writer=True)
+        self._fence = make_fence()
+        self._ring = ring.ProducerRing(self._arena.words, self._geometry, self._fence)
+        self._claimed: dict[int, Slot] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def channel_id(self) -> int:
+        return self._geometry.channel_id
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._geometry.slot_bytes
+
+    def claim(self) -> Slot | None:
+        """A free slot, or None when every slot is in use. Raises ChannelClosedError."""
+        with self._lock:
+            self._check_open()
+            index = self._ring.claim()
+            if index is None:
+                return None
+            slot = Slot(index, self._arena.slot(index))
+            self._claimed[index] = slot
+            return slot
+
+    def publish(self, slot: Slot, message: ChannelMessage) -> int:
+        """Hand the slot to every consumer; returns the sequence.
+
+        Raises LayoutError (the slot stays claimed), SlotStateError, ChannelClosedError.
+        """
+        with self._lock:
+            self._check_open()
+            if self._claimed.get(slot.index) is not slot:
+                raise SlotStateError(f"channel {self.channel_id}: slot {slot.index} is not claimed here, or was published")
+            self._arena.write_record(slot.index, encode_record(self._geometry, slot.index, message))
+            sequence = self._ring.publish(slot.index)
+            del self._claimed[slot.index]
+            let_go(slot.data)
+            wake(self._descriptors.ready)
+            return sequence
+
+    @property
+    def num_free(self) -> int:
+        """Slots that claim would find now."""
+        with self._lock:
+            return 0 if self._is_closed else self._ring.num_free
+
+    def free_fd(self) -> int:
+        """An eventfd, readable after a release; read it (``clear_event``) before trying again. Raises ChannelClosedError."""
+        self._check_open()
+        return self._descriptors.free
+
+    def close(self) -> None:
+        """Tell the consumers that no message follows; claimed slots are given back. Idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            ring.close_producer(self._arena.words, self._fence)
+            wake(self._descriptors.ready)
+            for slot in self._claimed.values():
+                let_go(slot.data)
+            self._claimed.clear()
+            self._arena.close()
+            self._descriptors.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ChannelClosedError(f"channel {self.channel_id}: this producer is closed")
+
+
+class HostConsumer:
+    """``base.Consumer`` over host memory. Any thread may call; see ``open_consumer``."""
+
+    def __init__(self, descriptors: Descriptors, index: int) -> None:
+        self._descriptors = descriptors
+        self._geometry = descriptors.geometry
+        self._index = index
+        self._arena = Arena(descriptors.memory, self._geometry, is_writer=False)
+        self._fence = make_fence()
+        self._ring = ring.ConsumerRing(self._arena.words, self._geometry, index, self._fence)
+        self._held: dict[int, Delivery] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def channel_id(self) -> int:
+        return self._geometry.channel_id
+
+    @property
+    def num_slots(self) -> int:
+        return self._geometry.num_slots
+
+    def take(self) -> Delivery | None:
+        """The next message, or None when there is none yet. Raises ChannelClosedError when none can follow.
+
+        A message whose record is damaged raises LayoutError and counts as released.
+        """
+        with self._lock:
+            self._check_open()
+            taken = self._ring.take()
+            if taken is None:
+                return None
+            index, sequence = taken
+            try:
+                message = decode_record(self._geometry, index, self._arena.read_record(index))
+            except LayoutError:
+                self._give_up(sequence)
+                raise
+            delivery = Delivery(index, sequence, message, self._arena.slot(index))
+            self._held[sequence] = delivery
+            return delivery
+
+    def release(self, delivery: Delivery) -> None:
+        """Give up this consumer's count. Raises SlotStateError on a second release, ChannelClosedError."""
+        with self._lock:
+            self._check_open()
+            if self._held.get(delivery.sequence) is not delivery:
+                raise SlotStateError(
+                    f"channel {self.channel_id}, slot {delivery.index}: message {delivery.sequence} was released before"
+                )
+            del self._held[delivery.sequence]
+            let_go(delivery.data)
+            self._give_up(delivery.sequence)
+
+    def ready_fd(self) -> int:
+        """An eventfd, readable after a publish or a close; read it (``clear_event``) before trying again.
+
+        Raises ChannelClosedError.
+        """
+        self._check_open()
+        return self._descriptors.ready[self._index]
+
+    def close(self) -> None:
+        """Release what is held, leave the channel for good. Idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            ring.drop_consumer(self._arena.words, self._geometry, self._index, self._fence)
+            wake((self._descriptors.free,))
+            for delivery in self._held.values():
+                let_go(delivery.data)
+            self._held.clear()
+            self._arena.close()
+            self._descriptors.close()
+
+    def _give_up(self, sequence: int) -> None:
+        self._ring.release(sequence)
+        wake((self._descriptors.free,))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ChannelClosedError(f"channel {self.channel_id}: consumer {self._index} is closed")
+
+
+def open_producer(fds: Sequence[int]) -> HostProducer:
+    """The producer's side over the descriptors of ``HostChannel.describe``, which it takes over, even when it fails.
+
+    After a producer that died, its successor goes on with the next sequence. Raises ChannelError when the descriptors are not
+    those of one channel.
+    """
+    descriptors = adopt(fds)
+    try:
+        return HostProducer(descriptors)
+    except BaseException:
+        descriptors.close()
+        raise
+
+
+def open_consumer(fds: Sequence[int], index: int) -> HostConsumer:
+    """Consumer ``index``'s side over the descriptors of ``HostChannel.describe``, which it takes over, even when it fails.
+
+    After a consumer that died, its successor first takes again what was not released, in order. Raises ChannelError when the
+    descriptors are not those of one channel or the index is unknown, ChannelClosedError when that consumer left or was dropped.
+    """
+    descriptors = adopt(fds)
+    try:
+        consumer = HostConsumer(descriptors, index)
+    except BaseException:
+        descriptors.close()
+        raise
+    # The dead one may have cleared its event, or released without waking the producer.
+    wake((descriptors.free, descriptors.ready[index]))
+    return consumer

@@ -1,0 +1,197 @@
+"""Where things lie in a channel's arena, and a message as bytes. Pure arithmetic; no memory is touched here.
+
+The arena: ``words`` (8 bytes each, see ``Geometry``), one message record a slot, then the slots, page aligned.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ithaka.comm_ext.channel.base import ChannelError, ChannelMessage, LayoutError, TensorLayout
+
+MAGIC = 0x314C4E4843414854  # "THACHNL1" as little-endian bytes
+PAGE_BYTES = 4096
+RECORD_BYTES = 4096
+"""Of one message: its length (8 bytes), header and layouts."""
+MAX_SLOTS = 4096
+MAX_SLOT_BYTES = 1 << 40
+MAX_CONSUMERS = 32
+MAX_TENSORS = 64
+MAX_DIMENSIONS = 8
+
+WORD_BYTES = 8
+WORD_MAGIC, WORD_CHANNEL_ID, WORD_NUM_SLOTS, WORD_SLOT_BYTES, WORD_NUM_CONSUMERS, WORD_PUBLISHED, WORD_CLOSED = range(7)
+_NUM_FIXED_WORDS = 8
+
+ITEM_BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+"""The dtypes that travel, with their item's bytes."""
+
+_COUNTS = struct.Struct("<IH")
+_TENSOR = struct.Struct("<QBB")
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The shape of one channel; everything else follows from it.
+
+    Words, in order: the fixed ones (``WORD_…``), ``gone`` of each consumer, ``queue`` (the slot of each sequence, modulo the
+    slots), ``holds`` of each slot (the sequence it was last written for), ``released`` of each consumer and slot (the
+    sequence it last gave up there). Every word has one writer.
+    """
+
+    channel_id: int
+    num_slots: int
+    slot_bytes: int
+    num_consumers: int
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("channel_id", self.channel_id, 0, 2**63),
+            ("num_slots", self.num_slots, 1, MAX_SLOTS),
+            ("slot_bytes", self.slot_bytes, 1, MAX_SLOT_BYTES),
+            ("num_consumers", self.num_consumers, 1, MAX_CONSUMERS),
+        ):
+            if not low <= value <= high:
+                raise ChannelError(f"channel {self.channel_id}: {name} is {value}, it must lie in {low}..{high}")
+
+    def gone_word(self, consumer: int) -> int:
+        return _NUM_FIXED_WORDS + consumer
+
+    def queue_word(self, sequence: int) -> int:
+        return _NUM_FIXED_WORDS + self.num_consumers + (sequence - 1) % self.num_slots
+
+    def holds_word(self, slot: int) -> int:
+        return _NUM_FIXED_WORDS + self.num_consumers + self.num_slots + slot
+
+    def released_word(self, consumer: int, slot: int) -> int:
+        return _NUM_FIXED_WORDS + self.num_consumers + (2 + consumer) * self.num_slots + slot
+
+    @property
+    def num_words(self) -> int:
+        return self.released_word(self.num_consumers, 0)
+
+    def record_offset_bytes(self, slot: int) -> int:
+        return _round_up(self.num_words * WORD_BYTES, PAGE_BYTES) + slot * RECORD_BYTES
+
+    @property
+    def control_bytes(self) -> int:
+        """Words and records; where the slots begin."""
+        return self.record_offset_bytes(self.num_slots)
+
+    def slot_offset_bytes(self, slot: int) -> int:
+        """From the first slot's start."""
+        return slot * _round_up(self.slot_bytes, PAGE_BYTES)
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.control_bytes + self.slot_offset_bytes(self.num_slots)
+
+    def fixed_words(self) -> tuple[int, ...]:
+        """The words that the owner writes once, from index 0."""
+        return (MAGIC, self.channel_id, self.num_slots, self.slot_bytes, self.num_consumers)
+
+    @classmethod
+    def from_words(cls, words: Sequence[int]) -> Geometry:
+        """Raises ChannelError when the fixed words are not those of a channel."""
+        if len(words) < WORD_PUBLISHED or words[WORD_MAGIC] != MAGIC:
+            raise ChannelError("this descriptor is no tensor channel of this version")
+        return cls(*(int(word) for word in words[WORD_CHANNEL_ID:WORD_PUBLISHED]))
+
+
+def tensor_bytes(layout: TensorLayout) -> int:
+    """Bytes that the tensor takes. Raises LayoutError for a layout that is none."""
+    item_bytes = ITEM_BYTES.get(layout.dtype)
+    if item_bytes is None:
+        raise LayoutError(f"{layout}: the dtype is none of {', '.join(ITEM_BYTES)}")
+    if len(layout.shape) > MAX_DIMENSIONS or any(not 0 <= length < 2**63 for length in layout.shape):
+        raise LayoutError(f"{layout}: at most {MAX_DIMENSIONS} dimensions, none negative")
+    if layout.offset_bytes < 0 or layout.offset_bytes % item_bytes:
+        raise LayoutError(f"{layout}: the offset must be a multiple of the item's {item_bytes} bytes, from 0")
+    return item_bytes * math.prod(layout.shape)
+
+
+def check_message(geometry: Geometry, slot: int, message: ChannelMessage) -> None:
+    """Raises LayoutError unless every tensor lies within the slot."""
+    if len(message.tensors) > MAX_TENSORS:
+        raise LayoutError(f"{_place(geometry, slot)}: {len(message.tensors)} tensors, a message has at most {MAX_TENSORS}")
+    for layout in message.tensors:
+        end_bytes = layout.offset_bytes + tensor_bytes(layout)
+        if end_bytes > geometry.slot_bytes:
+            raise LayoutError(f"{_place(geometry, slot)}: {layout} ends at {end_bytes}, the slot has {geometry.slot_bytes}")
+
+
+def encode_record(geometry: Geometry, slot: int, message: ChannelMessage) -> bytes:
+    """The message as its slot's record. Raises LayoutError when it fits neither slot nor record."""
+    check_message(geometry, slot, message)
+    parts = [_COUNTS.pack(len(message.header), len(message.tensors)), message.header]
+    for layout in message.tensors:
+        name = layout.dtype.encode()
+        parts.append(_TENSOR.pack(layout.offset_bytes, len(name), len(layout.shape)))
+        parts.append(name)
+        parts.append(struct.pack(f"<{len(layout.shape)}Q", *layout.shape))
+    body = b"".join(parts)
+    if WORD_BYTES + len(body) > RECORD_BYTES:
+        raise LayoutError(
+            f"{_place(geometry, slot)}: header ({len(message.header)} bytes) and layouts take {len(body)} bytes, "
+            f"{RECORD_BYTES - WORD_BYTES} fit"
+        )
+    return len(body).to_bytes(WORD_BYTES, "little") + body
+
+
+def decode_record(geometry: Geometry, slot: int, record: bytes | memoryview) -> ChannelMessage:
+    """The message in a record of RECORD_BYTES. Raises LayoutError for what ``encode_record`` can't have made."""
+    length = int.from_bytes(record[:WORD_BYTES], "little")
+    if WORD_BYTES + length > len(record):
+        raise LayoutError(f"{_place(geometry, slot)}: the record claims {length} bytes")
+    body = bytes(record[WORD_BYTES : WORD_BYTES + length])
+    try:
+        message = _parse(body)
+    except (struct.error, UnicodeDecodeError, ValueError) as error:
+        raise LayoutError(f"{_place(geometry, slot)}: the record is damaged: {error}") from error
+    check_message(geometry, slot, message)
+    return message
+
+
+def _parse(body: bytes) -> ChannelMessage:
+    header_bytes, num_tensors = _COUNTS.unpack_from(body)
+    at = _COUNTS.size + header_bytes
+    header = body[_COUNTS.size : at]
+    tensors = []
+    for _ in range(num_tensors):
+        offset_bytes, name_bytes, num_dimensions = _TENSOR.unpack_from(body, at)
+        at += _TENSOR.size
+        name = body[at : at + name_bytes].decode()
+        at += name_bytes
+        shape = struct.unpack_from(f"<{num_dimensions}Q", body, at)
+        at += 8 * num_dimensions
+        tensors.append(TensorLayout(shape, name, offset_bytes))
+    if at != len(body):
+        raise ValueError(f"{len(body)} bytes, {at} read")
+    return ChannelMessage(header, tuple(tensors))
+
+
+def _place(geometry: Geometry, slot: int) -> str:
+    return f"channel {geometry.channel_id}, slot {slot}"
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
