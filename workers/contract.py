@@ -38,6 +38,8 @@ class ConfigureRank:
     heartbeat_interval_s: float
     communicator_timeout_s: float
     options: dict[str, Any] = field(default_factory=dict)
+    log_level: str = "info"
+    log_format: Literal["console", "json"] = "console"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,8 @@ class ConfigureEncode:
     preset: str
     key_frame_interval_s: float
     heartbeat_interval_s: float
+    log_level: str = "info"
+    log_format: Literal["console", "json"] = "console"
 
 
 @dataclass(frozen=True, slots=True)
