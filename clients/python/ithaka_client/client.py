@@ -1,0 +1,88 @@
+"""The way in: models and sessions of one daemon."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from ithaka_client.api import Api, ModelInfo, Pacing, Pixels, SessionInfo
+from ithaka_client.session import Session
+
+
+class Client:
+    """An async context manager.
+
+    ``base_url`` like ``http://127.0.0.1:8765``; ``api_key`` where the daemon asks for one; ``timeout_s`` for each HTTP call;
+    ``transport`` carries those calls (httpx's seam, for proxies and tests).
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 10.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._api = Api(base_url, api_key, timeout_s=timeout_s, transport=transport)
+
+    async def models(self) -> list[ModelInfo]:
+        """What the daemon serves."""
+        return await self._api.models()
+
+    async def sessions(self) -> list[SessionInfo]:
+        return await self._api.sessions()
+
+    async def session(self, session_id: str) -> SessionInfo:
+        """A session as it is now. Raises NotFoundError."""
+        return await self._api.session(session_id)
+
+    async def delete_session(self, session_id: str, *, force: bool = False) -> None:
+        """Let a session drain, or close it at once with ``force``. Raises NotFoundError."""
+        await self._api.delete_session(session_id, force=force)
+
+    async def create_session(
+        self,
+        model: str,
+        *,
+        seed: int | None = None,
+        prompt: str = "",
+        pixels: Pixels = "lossy",
+        pacing: Pacing = "media",
+        window_frames: int | None = None,
+        max_frames: int | None = None,
+        options: dict[str, Any] | None = None,
+        connect_timeout_s: float = 60.0,
+        resume_timeout_s: float = 30.0,
+    ) -> Session:
+        """A new session, admitted or queued; ``Session.connect`` waits for its turn.
+
+        ``pixels``: "lossy" (H.264 close to the source) or "exact" (the model's I420 samples bit for bit). ``pacing``: "media"
+        runs at the model's rate, "unpaced" as fast as the window allows. ``window_frames``: how far generation may run ahead
+        of what was decoded. Raises RequestInvalidError, NotFoundError, CapacityError (queue full), AccessError.
+        """
+        wanted = {
+            "model": model,
+            "seed": seed,
+            "prompt": prompt,
+            "pixels": pixels,
+            "pacing": pacing,
+            "window_frames": window_frames,
+            "max_frames": max_frames,
+            "options": options,
+        }
+        info = await self._api.create_session({name: value for name, value in wanted.items() if value is not None})
+        return Session(self._api, info, connect_timeout_s=connect_timeout_s, resume_timeout_s=resume_timeout_s)
+
+    async def aclose(self) -> None:
+        await self._api.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
