@@ -1,0 +1,41 @@
+"""Entry of a rank: ``python -m ithaka.workers.main --control-fd N --parent-pid P``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from ithaka.workers import contract
+from ithaka.workers.child_log import configure_child_log
+from ithaka.workers.child_socket import ChildSocket, guard_parent
+from ithaka.workers.fault import FaultPoints
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0 after Shutdown, 1 after a failure (reported as WorkerFailed where the server still listens)."""
+    parser = argparse.ArgumentParser(prog=contract.WORKER_ENTRY)
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--fault", action="append", default=[], metavar="POINT:COUNT:ACTION")
+    arguments = parser.parse_args(argv)
+    guard_parent(arguments.parent_pid)
+    faults = FaultPoints.parse(arguments.fault)
+    control = ChildSocket.from_fd(arguments.control_fd)
+    received = control.receive()
+    if received is None:
+        return 1
+    configure, fds = received
+    if not isinstance(configure, contract.ConfigureRank):
+        parser.error(f"the first message must be ConfigureRank, got {type(configure).__name__}")
+    configure_child_log(configure.log_level, configure.log_format, group=configure.group, rank=configure.rank)
+    num_threads = configure.num_threads or max(1, len(os.sched_getaffinity(0)) // configure.num_ranks)
+    # Read once, when torch is loaded, which is only now.
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    from ithaka.workers.rank import serve_rank
+
+    return serve_rank(control, configure, fds, num_threads, faults)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
