@@ -48,7 +48,7 @@ def absorb(pending: PendingControls, control: ApplyControl, keys: Collection[str
 def take(pending: PendingControls) -> tuple[Controls, PendingControls]:
     """The input of the chunk that is planned now, and what remains for the next one.
 
-    A press since the last one shows in ``held`` or ``tapped``; a release shows in ``held``, which lacks the key, or in ``tapped``.
+    A press shows in ``held`` or ``tapped``; a release shows by the key's absence in ``held``, or in ``tapped``.
     """
     controls = Controls(pending.held, pending.tapped, pending.pointer_dx, pending.pointer_dy, pending.prompt)
     return controls, PendingControls(held=pending.held, control_id=pending.control_id)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.comm_ext.ulysses.group import RankGroup
 from ithaka.workers.child_socket import ChildSocket
 from ithaka.workers.contract import CloseOnRank, ConfigureRank, OpenOnRank, RankOrder, StepPlan, StopRank
 from ithaka.workers.wire import WireError
+
+if TYPE_CHECKING:
+    from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 
 LEADER = 0
 _NUM_COMMUNICATOR_FDS = 2
@@ -48,6 +50,8 @@ class Group:
         peers = [ChildSocket.from_fd(fd) for fd in fds[num_shared:]]
         if configure.num_ranks == 1:
             return cls(configure.rank, None, peers)
+        from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
+
         communicator = UlyssesCommunicator(
             RankGroup.from_fds(rank=configure.rank, num_ranks=configure.num_ranks, fds=fds[:num_shared]),
             max_bytes=_WINDOW_BYTES,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.workers.families.synthetic.barcode import Barcode
+
+if TYPE_CHECKING:
+    from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 
 _HEAD_DIM = 16
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.workers.families.base import FamilyInputError, FamilyLoadError, FamilySession, FamilySpec, StepInput
 from ithaka.workers.families.synthetic import barcode
 from ithaka.workers.families.synthetic.agreement import Agreement
 from ithaka.workers.families.synthetic.barcode import KEYS, Barcode
 from ithaka.workers.families.synthetic.options import ModelOptions, SessionOptions
 from ithaka.workers.families.synthetic.texture import DriftingTexture
+
+if TYPE_CHECKING:
+    from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 
 _SLICE_S = 0.05
 """Of pretended work, between two calls of progress."""
