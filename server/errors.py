@@ -1,0 +1,148 @@
+"""Every code that reaches a client, in one table, and the one error that carries it.
+
+``ApiError`` is the fault of a request; ``ProtocolViolation`` that of a connected client. Engine codes that are not in the
+table (a family's own) pass through as reasons of a session's end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Place = Literal["http", "websocket", "end"]
+"""Where a code shows up: in an HTTP answer, in an ``error`` message, or as the reason of a session's end."""
+
+CLOSE_DONE = 1000
+CLOSE_GOING_AWAY = 1001
+CLOSE_VIOLATION = 1008
+CLOSE_TOO_LARGE = 1009
+CLOSE_FAILED = 1011
+CLOSE_TRY_AGAIN = 1012
+CLOSE_VIEWERS_FULL = 1013
+CLOSE_UNAUTHORIZED = 4401
+CLOSE_FORBIDDEN = 4403
+CLOSE_UNKNOWN = 4404
+CLOSE_CONFLICT = 4409
+CLOSE_GONE = 4410
+CLOSE_TOO_MANY = 4429
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
+    """``status`` is the HTTP status, ``close_code`` the WebSocket's; None where the code can't appear there."""
+
+    meaning: str
+    retryable: bool = False
+    status: int | None = None
+    close_code: int | None = None
+    is_reason: bool = False
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        shown: list[Place] = []
+        if self.status is not None:
+            shown.append("http")
+        if self.close_code is not None:
+            shown.append("websocket")
+        if self.is_reason:
+            shown.append("end")
+        return tuple(shown)
+
+
+ERROR_CODES: dict[str, ErrorCode] = {
+    # requests
+    "invalid_json": ErrorCode("The body is not JSON.", status=400),
+    "invalid_request": ErrorCode("A field is missing, unknown or out of range; `field` names it.", status=422),
+    "control_not_taken": ErrorCode("The model takes no prompt or no pointer.", status=422, close_code=CLOSE_VIOLATION),
+    "body_too_large": ErrorCode("The body is larger than the server takes.", status=413),
+    "unsupported_media_type": ErrorCode("A body has to be application/json.", status=415),
+    "path_unknown": ErrorCode("Nothing is served at this path.", status=404),
+    "method_not_allowed": ErrorCode("The path does not know this method; see `Allow`.", status=405),
+    "model_unknown": ErrorCode("No model has this name; see /v1/models.", status=404),
+    "model_unavailable": ErrorCode("The model failed at every start and was given up.", status=503, is_reason=True),
+    "session_unknown": ErrorCode("No session has this id.", status=404, close_code=CLOSE_UNKNOWN),
+    "session_ended": ErrorCode("The session is over.", status=409, close_code=CLOSE_UNKNOWN),
+    "session_not_started": ErrorCode("The session has no model yet.", retryable=True, status=409),
+    "control_stale": ErrorCode("A control_id has to be larger than the last one.", status=409, close_code=CLOSE_VIOLATION),
+    "queue_full": ErrorCode("Every place and the queue are taken; see `Retry-After`.", retryable=True, status=429),
+    "listeners_full": ErrorCode("Too many event streams of this session are open.", retryable=True, status=429),
+    "not_ready": ErrorCode("No group can take a session now; the message says why.", retryable=True, status=503),
+    "internal": ErrorCode("A fault of the server; it is in its log.", status=500, close_code=CLOSE_FAILED, is_reason=True),
+    # access
+    "key_missing": ErrorCode("An API key or a session token is needed.", status=401, close_code=CLOSE_UNAUTHORIZED),
+    "key_invalid": ErrorCode("The API key or token is not known.", status=401, close_code=CLOSE_UNAUTHORIZED),
+    "token_expired": ErrorCode("The token's time is over; ask for a fresh one.", status=401, close_code=CLOSE_UNAUTHORIZED),
+    "role_not_allowed": ErrorCode("The token's role or session does not allow this.", status=403, close_code=CLOSE_FORBIDDEN),
+    "host_not_allowed": ErrorCode("The Host header names another server.", status=403, close_code=CLOSE_FORBIDDEN),
+    "origin_not_allowed": ErrorCode("The page's origin may not use this server.", status=403, close_code=CLOSE_FORBIDDEN),
+    # connections
+    "subprotocol_missing": ErrorCode("The client has to offer the subprotocol ithaka.v1.", close_code=CLOSE_VIOLATION),
+    "controller_connected": ErrorCode("Another controller is connected.", retryable=True, close_code=CLOSE_CONFLICT),
+    "viewers_full": ErrorCode("The session has as many viewers as it takes.", retryable=True, close_code=CLOSE_VIEWERS_FULL),
+    "message_invalid": ErrorCode("A message is not JSON, or of no known type and shape.", close_code=CLOSE_VIOLATION),
+    "binary_not_allowed": ErrorCode("A client sends text messages only.", close_code=CLOSE_VIOLATION),
+    "resume_missing": ErrorCode("The first message of a connection is resume, and there is one.", close_code=CLOSE_VIOLATION),
+    "resume_foreign": ErrorCode("The stream is not this session's.", close_code=CLOSE_GONE),
+    "resume_stale": ErrorCode("The client acknowledged that frame already.", close_code=CLOSE_GONE),
+    "resume_ahead": ErrorCode("That frame lies beyond what was sent.", close_code=CLOSE_GONE),
+    "resume_gone": ErrorCode("The frames a decoder would need are no longer kept.", close_code=CLOSE_GONE),
+    "ack_beyond_sent": ErrorCode("An acknowledgement lies beyond what was sent.", close_code=CLOSE_VIOLATION),
+    "ack_shrunk": ErrorCode("An acknowledgement is smaller than an earlier one.", close_code=CLOSE_VIOLATION),
+    "ack_invalid": ErrorCode("decoded_through is larger than received_through.", close_code=CLOSE_VIOLATION),
+    "ack_timeout": ErrorCode("An acknowledgement is overdue.", retryable=True, close_code=CLOSE_VIOLATION),
+    "pong_timeout": ErrorCode("The client does not answer pings.", retryable=True, close_code=CLOSE_VIOLATION),
+    "rate_exceeded": ErrorCode("Too many messages in a second.", close_code=CLOSE_TOO_MANY),
+    # ends
+    "server_stopping": ErrorCode("The server stops.", retryable=True, status=503, close_code=CLOSE_GOING_AWAY, is_reason=True),
+    "fin_early": ErrorCode("The client said fin before eos; the session ends.", close_code=CLOSE_VIOLATION, is_reason=True),
+    "ended": ErrorCode("The client asked for the end.", is_reason=True),
+    "forced": ErrorCode("The end was forced; frames may be missing.", is_reason=True),
+    "finished": ErrorCode("The model had no more frames.", is_reason=True),
+    "max_frames": ErrorCode("As many frames as asked for were generated.", is_reason=True),
+    "max_duration": ErrorCode("The session reached the longest time the server allows.", is_reason=True),
+    "queue_timeout": ErrorCode("No place became free in time.", retryable=True, is_reason=True),
+    "connect_timeout": ErrorCode("No controller connected in time.", retryable=True, is_reason=True),
+    "detach_timeout": ErrorCode("The lost controller did not come back in time.", retryable=True, is_reason=True),
+    "start_timeout": ErrorCode("The model did not open the session in time.", retryable=True, is_reason=True),
+    "end_timeout": ErrorCode("The model did not end the session in time.", retryable=True, is_reason=True),
+    "worker_lost": ErrorCode("The model's workers were lost; they come back by themselves.", retryable=True, is_reason=True),
+    "encoder_lost": ErrorCode("The encoder was lost; it comes back by itself.", retryable=True, is_reason=True),
+}
+
+
+class ApiError(Exception):
+    """A request that can't be served. ``field`` is the path of the one to blame, e.g. ``body.model``."""
+
+    def __init__(self, code: str, message: str, *, field: str = "", headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.field = field
+        self.headers = headers or {}
+
+    @property
+    def status(self) -> int:
+        status = ERROR_CODES[self.code].status
+        assert status is not None, f"{self.code} is no HTTP error"
+        return status
+
+
+class ProtocolViolation(Exception):
+    """A connection that can't go on: the client gets ``error`` and the code's close code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def close_code(self) -> int:
+        close_code = ERROR_CODES[self.code].close_code
+        assert close_code is not None, f"{self.code} is no WebSocket error"
+        return close_code
+
+
+def error_body(code: str, message: str, field: str = "") -> dict[str, dict[str, str | bool]]:
+    """The one shape of an HTTP error."""
+    error: dict[str, str | bool] = {"code": code, "message": message, "retryable": ERROR_CODES[code].retryable}
+    if field:
+        error["field"] = field
+    return {"error": error}
