@@ -1,0 +1,72 @@
+"""A group of one: tensors pass through, nothing is mapped, nobody is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ithaka.comm_ext.ulysses.errors import UlyssesClosedError, UlyssesErrorCode, UlyssesPeerError
+from ithaka.comm_ext.ulysses.plan import ExchangePlan
+
+
+@dataclass(slots=True)
+class AloneSite:
+    """Holds what was sent until it is received."""
+
+    plans: tuple[ExchangePlan, ...]
+    sent: Sequence[torch.Tensor] = ()
+
+
+class Alone:
+    """Membership and Exchange of a single rank. Results are the inputs themselves, unless ``out`` is given."""
+
+    def __init__(self) -> None:
+        self._fault: UlyssesPeerError | None = None
+        self._closed = False
+        self._calls = 0
+
+    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None) -> AloneSite:
+        """See Exchange."""
+        return AloneSite(plans)
+
+    def send(self, site: AloneSite, tensors: Sequence[torch.Tensor]) -> None:
+        """See Exchange."""
+        self._calls += 1
+        site.sent = tensors
+
+    def receive(self, sites: Sequence[AloneSite], out: torch.Tensor | None) -> list[torch.Tensor]:
+        """See Exchange."""
+        received = [tensor for site in sites for tensor in site.sent]
+        for site in sites:
+            site.sent = ()
+        return received if out is None else [out.copy_(received[0])]
+
+    def describe(self) -> dict[str, Any]:
+        """See Exchange."""
+        return {"calls": self._calls}
+
+    def refuse(self, reason: str) -> None:
+        """See Membership: there is nobody to tell."""
+
+    def check(self) -> None:
+        """See Membership."""
+        if self._closed:
+            raise UlyssesClosedError(UlyssesErrorCode.CLOSED, "this communicator is closed")
+        if self._fault is not None:
+            raise UlyssesPeerError(self._fault.code, self._fault.rank, str(self._fault))
+
+    def abort(self, reason: str) -> None:
+        """See Membership."""
+        if self._fault is None:
+            self._fault = UlyssesPeerError(UlyssesErrorCode.PEER_ABORTED, 0, f"rank 0 gave up: {reason}")
+
+    def close(self) -> None:
+        """See Membership."""
+        self._closed = True
+
+    def release(self) -> None:
+        """See Membership."""
+        self._closed = True

@@ -1,0 +1,67 @@
+"""The two faces of a backend: membership in a group, and the exchange itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from ithaka.comm_ext.ulysses.plan import ExchangePlan
+
+
+class Membership(Protocol):
+    """Life and faults. Faults are sticky: once broken, every call on every rank raises the same UlyssesPeerError."""
+
+    def refuse(self, reason: str) -> None:
+        """Tell the peers that this rank turned a call down. Harmless if they all did."""
+        ...
+
+    def check(self) -> None:
+        """Raise the group's fault if there is one, or if a peer's process has ended. Never waits."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Break the group, naming this rank, unless it is broken already. Never waits, never raises."""
+        ...
+
+    def close(self) -> None:
+        """Leave; wait for the others to leave, for a bounded time, unless the group is broken. Idempotent, never raises."""
+        ...
+
+    def release(self) -> None:
+        """Leave without waiting. Idempotent, never raises."""
+        ...
+
+
+class CallSite(Protocol):
+    """A backend's memory of one kind of call: plans, slots, and the views into the arena."""
+
+    @property
+    def plans(self) -> tuple[ExchangePlan, ...]:
+        """One plan per tensor that the call moves together."""
+        ...
+
+
+SiteT = TypeVar("SiteT", bound=CallSite)
+
+
+class Exchange(Protocol[SiteT]):
+    """The moving of tensors. Calls must be made by all ranks in the same order."""
+
+    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None) -> SiteT:
+        """Reserve slots for a new call site. Raises UlyssesInputError (OVER_CAPACITY)."""
+        ...
+
+    def send(self, site: SiteT, tensors: Sequence[torch.Tensor]) -> None:
+        """Write to the peers and announce it. Raises UlyssesInputError (LEASE_OVERRUN) before anything is written."""
+        ...
+
+    def receive(self, sites: Sequence[SiteT], out: torch.Tensor | None) -> list[torch.Tensor]:
+        """One wait for all that the sites await; the tensors in order. Raises UlyssesPeerError."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Sizes, sites and counters, plain values."""
+        ...

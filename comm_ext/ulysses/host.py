@@ -1,0 +1,204 @@
+"""The exchange between CPU processes: windows in one memfd, each rank writes straight into its peers' final layout.
+
+Why no opening handshake is needed: a call site has several slots, used in turn. A peer writes the slot of use ``u`` again
+at use ``u + num_slots``, which it begins only after it has seen this rank's arrival at use ``u + num_slots - 1``. So a result
+must be out of use when its rank begins that call. Results of untagged calls are copied out before the call returns (two
+slots). Results of tagged calls are leases: views of the window, which may be used until the second next call of the same
+site begins (three slots). A lease that is still held then is an error, never a race: the view's memory tells.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ithaka.comm_ext.ulysses.control_block import PAGE_BYTES, control_bytes
+from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
+from ithaka.comm_ext.ulysses.group import RankGroup
+from ithaka.comm_ext.ulysses.plan import ExchangePlan, Move, signature
+from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
+
+COPIED_SLOTS = 2
+LEASED_SLOTS = 3
+
+
+@dataclass(slots=True)
+class Region:
+    """Slots at the same offset of every window."""
+
+    offset: int
+    slot_bytes: int
+    num_slots: int
+    uses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A move bound to memory: where the bytes go, and which part of the source they are."""
+
+    target: torch.Tensor
+    axis: int | None
+    start: int
+    length: int
+
+    def run(self, source: torch.Tensor) -> None:
+        """Copy the source's part to its place."""
+        part = source.view(self.target.shape) if self.axis is None else source.narrow(self.axis, self.start, self.length)
+        self.target.copy_(part)
+
+
+@dataclass(slots=True)
+class Slot:
+    """One slot of a site, as this rank sees it."""
+
+    copies: tuple[tuple[Copy, ...], ...]
+    """Per tensor: writes into the windows."""
+    results: tuple[torch.Tensor, ...]
+    """Per tensor: what the peers wrote for this rank."""
+    lease: memoryview
+    """The slot's bytes; every tensor lent from it holds a reference."""
+    idle_references: int = field(default=0)
+
+    def lend(self, plans: tuple[ExchangePlan, ...]) -> list[torch.Tensor]:
+        """Fresh tensors on the slot's bytes. Their storage is their own, so whatever is derived from them counts."""
+        lent, offset = [], 0
+        for plan, result in zip(plans, self.results, strict=True):
+            flat = torch.frombuffer(self.lease, dtype=result.dtype, count=result.numel(), offset=offset)
+            lent.append(flat.view(result.shape))
+            offset += plan.slot_bytes
+        return lent
+
+    def is_lent(self) -> bool:
+        """Whether a lent tensor, or anything that shares its memory, is alive."""
+        return sys.getrefcount(self.lease) > self.idle_references
+
+
+@dataclass(slots=True)
+class HostSite:
+    """One kind of call on this rank."""
+
+    plans: tuple[ExchangePlan, ...]
+    tag: str | None
+    region: Region
+    signature: int
+    slots: tuple[Slot, ...]
+    number: int = 0
+    """Number of its newest call."""
+    current: int = 0
+    """The slot of its newest call."""
+
+
+class HostExchange:
+    """Exchange over host memory (see backend.Exchange)."""
+
+    def __init__(self, group: RankGroup, rendezvous: Rendezvous, *, max_bytes: int) -> None:
+        """Map the windows: ``max_bytes`` per rank, equal on all ranks (the join has compared it)."""
+        self._rendezvous = rendezvous
+        self._rank = group.rank
+        self._max_bytes = max_bytes
+        self._window_bytes = -(-max_bytes // PAGE_BYTES) * PAGE_BYTES
+        self._first_window = control_bytes(group.num_ranks)
+        arena_bytes = self._first_window + self._window_bytes * group.num_ranks
+        os.ftruncate(group.arena_fd, arena_bytes)  # every rank asks for the same size; pages come when touched
+        self._memory = memoryview(mmap.mmap(group.arena_fd, arena_bytes))
+        self._reserved_bytes = 0
+        self._common: Region | None = None
+        self._num_sites = 0
+
+    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None) -> HostSite:
+        """See Exchange. Untagged sites share one region, so endless new shapes do not eat the window."""
+        slot_bytes = sum(plan.slot_bytes for plan in plans)
+        region = self._reserve(slot_bytes, LEASED_SLOTS) if tag is not None else self._common_region(slot_bytes)
+        facts = "; ".join(plan.facts() for plan in plans)
+        self._num_sites += 1
+        with torch.inference_mode(False):  # views made inside inference mode could not be written outside of it
+            slots = tuple(self._bind(plans, region, index) for index in range(region.num_slots))
+        for slot in slots:
+            slot.idle_references = sys.getrefcount(slot.lease)
+        return HostSite(plans, tag, region, signature(f"{facts} tag={tag} at={region.offset}"), slots)
+
+    def send(self, site: HostSite, tensors: Sequence[torch.Tensor]) -> None:
+        """See Exchange. Returns when the bytes are in place, so the source may change at once."""
+        self._rendezvous.ensure_sound()
+        region = site.region
+        if site.tag is not None and site.slots[(region.uses + 1) % LEASED_SLOTS].is_lent():
+            raise UlyssesInputError(
+                UlyssesErrorCode.LEASE_OVERRUN,
+                f"the result of the call before last with tag {site.tag!r} is still held: drop it (or clone it) before "
+                "the second next call, or give call sites their own tags",
+            )
+        site.current = region.uses % region.num_slots
+        region.uses += 1
+        for copies, tensor in zip(site.slots[site.current].copies, tensors, strict=True):
+            for copy in copies:
+                copy.run(tensor)
+        site.number = self._rendezvous.post(site.signature)
+
+    def receive(self, sites: Sequence[HostSite], out: torch.Tensor | None) -> list[torch.Tensor]:
+        """See Exchange."""
+        self._rendezvous.settle(max(site.number for site in sites))
+        received: list[torch.Tensor] = []
+        for site in sites:
+            slot = site.slots[site.current]
+            if out is not None:
+                received.append(out.copy_(slot.results[0]))
+            elif site.tag is None:
+                received.extend(result.clone() for result in slot.results)
+            else:
+                received.extend(slot.lend(site.plans))
+        return received
+
+    def describe(self) -> dict[str, Any]:
+        """See Exchange."""
+        counters = self._rendezvous.counters
+        return {
+            "max_bytes": self._max_bytes,
+            "reserved_bytes": self._reserved_bytes,
+            "sites": self._num_sites,
+            "calls": counters.calls,
+            "refusals": counters.refusals,
+            "slept_waits": counters.slept,
+        }
+
+    def _common_region(self, slot_bytes: int) -> Region:
+        if self._common is None or self._common.slot_bytes < slot_bytes:
+            # Powers of two: all regions that were outgrown are together smaller than the newest.
+            self._common = self._reserve(1 << (slot_bytes - 1).bit_length(), COPIED_SLOTS)
+        return self._common
+
+    def _reserve(self, slot_bytes: int, num_slots: int) -> Region:
+        needed = slot_bytes * num_slots
+        if self._reserved_bytes + needed > self._max_bytes:
+            raise UlyssesInputError(
+                UlyssesErrorCode.OVER_CAPACITY,
+                f"this call needs {needed} bytes ({num_slots} slots of {slot_bytes}) and {self._reserved_bytes} of "
+                f"max_bytes={self._max_bytes} are taken: raise max_bytes to {self._reserved_bytes + needed} at least",
+            )
+        region = Region(self._reserved_bytes, slot_bytes, num_slots)
+        self._reserved_bytes += needed
+        return region
+
+    def _bind(self, plans: tuple[ExchangePlan, ...], region: Region, index: int) -> Slot:
+        start = region.offset + index * region.slot_bytes
+        copies, results = [], []
+        own = self._first_window + self._rank * self._window_bytes
+        for plan in plans:
+            dtype = getattr(torch, plan.dtype)
+            base = self._first_window + start
+            copies.append(tuple(self._copy(move, dtype, base) for move in plan.moves(self._window_bytes)))
+            count = torch.Size(plan.output_shape).numel()
+            flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=own + start)
+            results.append(flat.view(plan.output_shape))
+            start += plan.slot_bytes
+        first = own + region.offset + index * region.slot_bytes
+        return Slot(tuple(copies), tuple(results), self._memory[first : first + region.slot_bytes])
+
+    def _copy(self, move: Move, dtype: torch.dtype, base: int) -> Copy:
+        arena = torch.frombuffer(self._memory, dtype=dtype, offset=base, count=(len(self._memory) - base) // dtype.itemsize)
+        return Copy(arena.as_strided(move.shape, move.strides, move.offset), move.axis, move.start, move.length)
