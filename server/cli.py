@@ -136,3 +136,7 @@ def _load(path: Path | None, flags: dict[str, dict[str, Any]]) -> ServeConfig:
 def _refuse(message: str, *, code: int = EXIT_USAGE) -> typer.Exit:
     Console(stderr=True).print(message, style="red", highlight=False, markup=False, soft_wrap=True)
     return typer.Exit(code)
+
+
+if __name__ == "__main__":
+    main()
