@@ -1,0 +1,164 @@
+"""One session's stream: a thread that turns its frames into packets, in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from ithaka.comm_ext.channel.base import ChannelError
+from ithaka.workers.contract import EncoderFailed, EncoderOpened, PacketHeader, Report
+from ithaka.workers.encoding.encoder import H264Encoder, StreamSettings
+from ithaka.workers.encoding.errors import EncodeError, FrameOrderError
+from ithaka.workers.encoding.frame_channel import FrameTask
+from ithaka.workers.encoding.heartbeats import Heartbeats
+from ithaka.workers.encoding.packet_channel import PacketChannel
+from ithaka.workers.fault import FaultPoints
+
+_log = structlog.get_logger(__name__)
+
+
+class EncodeSession:
+    """Open from ``start`` until ``close`` (what waits is discarded) or ``finish`` (what waits is encoded).
+
+    The queue is bounded by the slots of the frames' channel: a task is a taken slot. After a failure, reported once, frames
+    are released unread.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        settings: StreamSettings,
+        packets: PacketChannel,
+        report: Callable[[Report], None],
+        heartbeats: Heartbeats,
+        faults: FaultPoints,
+    ) -> None:
+        self._session_id = session_id
+        self._settings = settings
+        self._packets = packets
+        self._report = report
+        self._heartbeats = heartbeats
+        self._faults = faults
+        self._tasks: deque[FrameTask] = deque()
+        self._changed = threading.Condition()
+        self._is_key_requested = False
+        self._is_finishing = False
+        self._is_failed = False
+        self._last_seq = 0
+        self._num_discarded = 0
+        self._thread = threading.Thread(target=self._run, name=f"encode {session_id}", daemon=True)
+
+    def start(self) -> None:
+        """Open the encoder on the session's own thread; reports EncoderOpened or EncoderFailed."""
+        self._thread.start()
+
+    def submit(self, task: FrameTask) -> None:
+        """Encode this frame after those before it."""
+        with self._changed:
+            if not self._is_finishing:
+                self._tasks.append(task)
+                self._changed.notify()
+                return
+        self._discard(task)
+
+    def request_key_frame(self) -> None:
+        """The next frame is a key frame."""
+        self._is_key_requested = True
+
+    def close(self) -> None:
+        """Discard what waits; the thread ends with the frame in hand."""
+        with self._changed:
+            waiting = list(self._tasks)
+            self._tasks.clear()
+            self._is_finishing = True
+            self._changed.notify()
+        for task in waiting:
+            self._discard(task)
+
+    def finish(self) -> None:
+        """Encode what waits, then end."""
+        with self._changed:
+            self._is_finishing = True
+            self._changed.notify()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        encoder = self._open()
+        while (task := self._next()) is not None:
+            if encoder is None or self._is_failed:
+                self._discard(task)
+            else:
+                self._encode(encoder, task)
+        _log.debug("encode.session_ended", session=self._session_id, last_seq=self._last_seq, discarded=self._num_discarded)
+
+    def _open(self) -> H264Encoder | None:
+        try:
+            encoder = H264Encoder(self._settings)
+        except EncodeError as error:
+            self._fail(error.code, error)
+            return None
+        self._report(EncoderOpened(self._session_id, encoder.codec))
+        return encoder
+
+    def _next(self) -> FrameTask | None:
+        with self._changed:
+            while not self._tasks:
+                if self._is_finishing:
+                    return None
+                self._changed.wait()
+            return self._tasks.popleft()
+
+    def _encode(self, encoder: H264Encoder, task: FrameTask) -> None:
+        try:
+            with self._heartbeats.working():
+                self._encode_and_publish(encoder, task)
+        except (EncodeError, ChannelError) as error:
+            self._fail(error.code, error)
+        # Whatever it is, it ends this stream alone, as a report.
+        except Exception as error:
+            _log.exception("encode.frame_failed", session=self._session_id, seq=task.header.seq)
+            self._fail(EncodeError.code, error)
+        else:
+            task.finish(is_published=True)
+            return
+        self._discard(task)
+
+    def _encode_and_publish(self, encoder: H264Encoder, task: FrameTask) -> None:
+        header = task.header
+        if header.seq <= self._last_seq:
+            raise FrameOrderError(f"seq {header.seq} after {self._last_seq}")
+        is_key, self._is_key_requested = self._is_key_requested, False
+        unit = encoder.encode(task.i420(self._settings.width, self._settings.height), header.pts, is_key=is_key)
+        self._faults.reach("encode.encoded")
+        packet = PacketHeader(
+            session_id=header.session_id,
+            seq=header.seq,
+            chunk=header.chunk,
+            control_id=header.control_id,
+            pts=header.pts,
+            key=unit.is_key,
+            generated_ns=header.generated_ns,
+            encoded_ns=time.monotonic_ns(),
+        )
+        self._packets.publish(packet, unit.data)
+        self._last_seq = header.seq
+        self._faults.reach("encode.published")
+
+    def _discard(self, task: FrameTask) -> None:
+        with self._changed:
+            self._num_discarded += 1
+        task.finish(is_published=False)
+
+    def _fail(self, code: str, error: Exception) -> None:
+        self._is_failed = True
+        self._report(EncoderFailed(self._session_id, code, str(error)))
