@@ -1,0 +1,72 @@
+"""The image's own steps, run in a fresh folder: what the wheel lacks would be missing here."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Dockerfile's build steps over a copy of what is tracked, into a folder beside it."""
+    folder = tmp_path_factory.mktemp("image")
+    source, destination = folder / "src", folder / "ithaka"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    build_stage = dockerfile.split("FROM ")[1]
+    steps = re.findall(r"^RUN (.+)$", build_stage, re.MULTILINE)
+    assert steps, "the build stage has no step"
+    for step in steps:
+        subprocess.run(["bash", "-c", step.replace("/opt/ithaka", str(destination))], cwd=source, check=True)
+    return destination
+
+
+@pytest.mark.timeout(600)
+def test_the_wheel_alone_serves_the_model_and_the_page(installed: Path, tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    process = subprocess.Popen(
+        [installed / "bin/ithaka", "serve", "--port", "0"], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        found = next(match for line in process.stdout if (match := re.search(r"http://\S+", line)))
+        url = found.group(0).rstrip("/")
+        while (ready := httpx.get(f"{url}/readyz")).status_code != 200:
+            assert ready.status_code == 503
+            assert httpx.get(f"{url}/v1/models").json()["models"][0]["state"] in ("starting", "ready")
+        page = httpx.get(url)
+        assert page.status_code == 200 and "<canvas" in page.text
+        created = httpx.post(f"{url}/v1/sessions", json={"model": "labyrinth"})
+        assert created.status_code == 201, created.text
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def test_every_module_of_the_rooms_is_in_the_wheel(installed: Path) -> None:
+    (package,) = installed.glob("lib/python*/site-packages/ithaka")
+    for room in ("server", "workers", "comm_ext", "configs"):
+        for module in (ROOT / room).rglob("*.py"):
+            assert (package / module.relative_to(ROOT)).exists(), module
+
+
+def test_the_compose_file_protects_and_drains_the_daemon() -> None:
+    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    daemon = services["ithaka"]
+    assert daemon["init"] is True and daemon["stop_grace_period"] == "20s"
+    assert "ports" not in daemon, "the daemon is reached through the TLS proxy only"
+    assert "ITHAKA_API_KEY:?" in daemon["environment"]["ITHAKA_ACCESS__API_KEYS"]
+    assert services["proxy"]["depends_on"] == {"ithaka": {"condition": "service_healthy"}}
