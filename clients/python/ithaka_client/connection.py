@@ -15,6 +15,7 @@ from ithaka_client.errors import (
     DeadlineError,
     IthakaError,
     ProtocolError,
+    StreamFailedError,
     StreamRefusedError,
     close_error,
 )
@@ -27,6 +28,7 @@ from ithaka_client.protocol import (
     Ping,
     ServerError,
     ServerMessage,
+    StateChanged,
     build_pong,
     parse_frame,
     parse_message,
@@ -120,8 +122,10 @@ async def _await_hello(socket: ClientConnection) -> Hello:
         match message:
             case Hello():
                 return message
+            case StateChanged(state="closed" | "failed"):
+                raise StreamFailedError(message.reason, f"The session ended before its first frame: it is {message.state}.")
             case None:
-                raise StreamRefusedError("session_closed", "The session has ended.")
+                raise StreamRefusedError("session_ended", "The session is over.")
             case ServerError():
                 raise _server_error(message, await _await_close(socket))
             case Ping():

@@ -39,15 +39,16 @@ class Frame:
     @cached_property
     def rgb(self) -> NDArray[np.uint8]:
         """uint8 ``[height, width, 3]``, full range, converted from BT.709 limited range at the first use."""
+        # Planar, since the scaler's direct way to packed RGB is up to 3 steps off (white came out as 253).
         picture = self.picture.reformat(
-            format="rgb24",
+            format="gbrp",
             src_colorspace=Colorspace.ITU709,
             dst_colorspace=Colorspace.ITU709,
             src_color_range=ColorRange.MPEG,
             dst_color_range=ColorRange.JPEG,
             interpolation=Interpolation.BILINEAR | Interpolation.ACCURATE_RND,
         )
-        return np.asarray(picture.to_ndarray(), dtype=np.uint8)
+        return np.ascontiguousarray(picture.to_ndarray(), dtype=np.uint8)
 
     @cached_property
     def yuv(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:

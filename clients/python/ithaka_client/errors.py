@@ -192,7 +192,7 @@ def close_error(close_code: int, message: str = "", *, code: str = "", retryable
         words = message or "The server closed the stream: this client broke the protocol."
         return ProtocolError(words, code=code or "protocol_violation")
     if close_code == 1008:
-        return ConnectionLostError(code, message, retryable=True)
+        return ConnectionLostError(code or "connection_lost", message or "The connection was lost.", retryable=True)
     if code:
-        return StreamRefusedError(code, message, retryable=retryable, close_code=close_code)
+        return StreamRefusedError(code, message or "The server refused the stream.", retryable=retryable, close_code=close_code)
     return ConnectionLostError("connection_lost", f"The connection was lost (close code {close_code}).", retryable=True)

@@ -155,10 +155,14 @@ class Stream:
                 async for message in connection.messages():
                     await self._handle(message)
             return None
-        except ConnectionLostError as lost:
-            return lost
         except TimeoutError:
             return None
+        except IthakaError as error:
+            if self._final_state is not None:
+                return None
+            if isinstance(error, ConnectionLostError):
+                return error
+            raise
         finally:
             self._connection = None
             self._connected.clear()
