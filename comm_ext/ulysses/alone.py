@@ -21,7 +21,7 @@ class AloneSite:
 
 
 class Alone:
-    """Membership and Exchange of a single rank. Results are the inputs themselves, unless ``out`` is given."""
+    """Membership and Exchange of a single rank. Results are the inputs themselves, unless ``outs`` are given."""
 
     def __init__(self) -> None:
         self._fault: UlyssesPeerError | None = None
@@ -37,12 +37,14 @@ class Alone:
         self._calls += 1
         site.sent = tensors
 
-    def receive(self, sites: Sequence[AloneSite], out: torch.Tensor | None) -> list[torch.Tensor]:
+    def receive(self, sites: Sequence[AloneSite], outs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
         """See Exchange."""
         received = [tensor for site in sites for tensor in site.sent]
         for site in sites:
             site.sent = ()
-        return received if out is None else [out.copy_(received[0])]
+        if outs is None:
+            return received
+        return [out.copy_(tensor) for out, tensor in zip(outs, received, strict=True)]
 
     def describe(self) -> dict[str, Any]:
         """See Exchange."""

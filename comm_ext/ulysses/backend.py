@@ -58,8 +58,8 @@ class Exchange(Protocol[SiteT]):
         """Write to the peers and announce it. Raises UlyssesInputError (LEASE_OVERRUN) before anything is written."""
         ...
 
-    def receive(self, sites: Sequence[SiteT], out: torch.Tensor | None) -> list[torch.Tensor]:
-        """One wait for all that the sites await; the tensors in order. Raises UlyssesPeerError."""
+    def receive(self, sites: Sequence[SiteT], outs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+        """One wait for all that the sites await; the tensors in order, in ``outs`` if given. Raises UlyssesPeerError."""
         ...
 
     def describe(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ rank then raises the same UlyssesPeerError, ``close`` returns at once, and the g
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
@@ -24,7 +23,6 @@ import torch
 from ithaka.comm_ext.ulysses.alone import Alone
 from ithaka.comm_ext.ulysses.backend import CallSite, Exchange, Membership
 from ithaka.comm_ext.ulysses.errors import (
-    UlyssesBackendError,
     UlyssesClosedError,
     UlyssesError,
     UlyssesErrorCode,
@@ -32,13 +30,13 @@ from ithaka.comm_ext.ulysses.errors import (
 )
 from ithaka.comm_ext.ulysses.group import RankGroup
 from ithaka.comm_ext.ulysses.host import HostExchange
+from ithaka.comm_ext.ulysses.ops import register, traced_exchange, traced_send, traced_wait
 from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, key_value_head_splits, plan_exchange
 from ithaka.comm_ext.ulysses.rendezvous import MAX_UNSETTLED, Rendezvous
+from ithaka.comm_ext.ulysses.validation import NO_DEVICE_ENGINE, check_input, check_output, refusal_of
 
 Backend = Literal["auto", "copy_engine", "sm", "nccl", "host"]
 Splits = Sequence[int] | None
-_BACKENDS = ("auto", "copy_engine", "sm", "nccl", "host")
-_NO_DEVICE_ENGINE = "this build exchanges through host memory only: it has no CUDA engine"
 _MAX_UNTAGGED_SITES = 256
 
 
@@ -50,6 +48,8 @@ class UlyssesCommunicator:
         num_ranks: ranks in the group.
         backend: what carries the bytes: ``"host"``, or ``"passthrough"`` in a group of one.
         fallback_reason: why ``auto`` did not take a faster backend; None if nothing was given up.
+        turn, announced, handle: for ops.py: what keeps compiled exchanges in order, the outputs of those sent, and the
+            number by which a compiled graph finds this communicator.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class UlyssesCommunicator:
         self.rank = self._group.rank
         self.num_ranks = self._group.num_ranks
         self._timeout_s = timeout_s
-        self.backend, self.fallback_reason = "passthrough", None if backend != "auto" else _NO_DEVICE_ENGINE
-        refusal = _refusal(max_bytes, backend, timeout_s, join_timeout_s)
+        self.backend, self.fallback_reason = "passthrough", None if backend != "auto" else NO_DEVICE_ENGINE
+        refusal = refusal_of(max_bytes, backend, timeout_s, join_timeout_s)
         self._membership: Membership
         self._exchange: Exchange[Any]
         if self.num_ranks == 1:
@@ -101,6 +101,9 @@ class UlyssesCommunicator:
             self._membership = rendezvous
         self._sites: dict[tuple[Any, ...], CallSite] = {}
         self._pending: dict[str, CallSite] = {}
+        self.turn = torch.zeros(1, dtype=torch.int64)
+        self.announced: dict[str, torch.Tensor] = {}
+        self.handle = register(self)
         self._closed = False
 
     def scatter_heads(
@@ -135,6 +138,18 @@ class UlyssesCommunicator:
         """Head shard back to sequence shard: ``x`` [B, S, H/P, D] → [B, S/P, H, D]. Arguments as for scatter_heads."""
         return self._exchange_one(Direction.GATHER, x, tag, out, seq_splits, head_splits)
 
+    def exchange_into(
+        self,
+        direction: Direction,
+        tensors: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        *,
+        seq_splits: Splits = None,
+        head_splits: Splits = None,
+    ) -> None:
+        """Several exchanges in one direction, with one announcement and one wait, each into its ``out``."""
+        self._exchange_all(direction, tuple(tensors), None, outs, seq_splits, head_splits)
+
     def scatter_qkv(
         self,
         q: torch.Tensor,
@@ -150,28 +165,34 @@ class UlyssesCommunicator:
         ``k`` and ``v`` may have fewer heads than ``q`` (grouped queries): each rank keeps the ratio, or it is BAD_SHAPE.
         ``head_splits`` counts heads of ``q``.
         """
-        with self._call():
-            site = self._site((Direction.SCATTER,) * 3, (q, k, v), tag, seq_splits, head_splits)
-            self._refuse_pending(tag)
-            self._exchange.send(site, (q, k, v))
-            received = self._exchange.receive((site,), None)
+        if torch.compiler.is_compiling():
+            received: Sequence[torch.Tensor] = traced_exchange(
+                self, Direction.SCATTER, (q, k, v), None, seq_splits, head_splits
+            )
+        else:
+            received = self._exchange_all(Direction.SCATTER, (q, k, v), tag, None, seq_splits, head_splits)
         return received[0], received[1], received[2]
 
     def scatter_heads_async(self, x: torch.Tensor, tag: str, *, seq_splits: Splits = None, head_splits: Splits = None) -> None:
         """Send now, receive by ``wait``. One call per tag can be under way, at most 16 in all; ``x`` is free afterwards."""
+        if torch.compiler.is_compiling():
+            traced_send(self, x, tag, seq_splits, head_splits)
+            return
         with self._call():
             self._refuse_pending(tag)
             if len(self._pending) >= MAX_UNSETTLED:
                 raise UlyssesInputError(
                     UlyssesErrorCode.BAD_TAG, f"{MAX_UNSETTLED} tags are under way: wait for some of them first"
                 )
-            site = self._site((Direction.SCATTER,), (x,), tag, seq_splits, head_splits)
+            site = self._site(Direction.SCATTER, (x,), tag, seq_splits, head_splits)
             self._exchange.send(site, (x,))
             self._pending[tag] = site
 
     def wait(self, tags: str | Sequence[str]) -> tuple[torch.Tensor, ...]:
         """One wait for all of ``tags``; their results [B, S, H/P, D] in that order, as leases."""
         names = (tags,) if isinstance(tags, str) else tuple(tags)
+        if torch.compiler.is_compiling():
+            return traced_wait(self, names)
         with self._call():
             if not names or len(set(names)) != len(names) or not all(name in self._pending for name in names):
                 raise UlyssesInputError(
@@ -260,13 +281,28 @@ class UlyssesCommunicator:
         seq_splits: Splits,
         head_splits: Splits,
     ) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return traced_exchange(self, direction, (x,), out, seq_splits, head_splits)[0]
+        outs = None if out is None else (out,)
+        return self._exchange_all(direction, (x,), tag, outs, seq_splits, head_splits)[0]
+
+    def _exchange_all(
+        self,
+        direction: Direction,
+        tensors: tuple[torch.Tensor, ...],
+        tag: str | None,
+        outs: Sequence[torch.Tensor] | None,
+        seq_splits: Splits,
+        head_splits: Splits,
+    ) -> Sequence[torch.Tensor]:
         with self._call():
-            site = self._site((direction,), (x,), tag, seq_splits, head_splits)
+            site = self._site(direction, tensors, tag, seq_splits, head_splits)
             self._refuse_pending(tag)
-            if out is not None:
-                _check_out(out, x, site.plans[0], may_alias=self.num_ranks == 1)
-            self._exchange.send(site, (x,))
-            return self._exchange.receive((site,), out)[0]
+            if outs is not None:
+                for x, out, plan in zip(tensors, outs, site.plans, strict=True):
+                    check_output(out, x, plan, may_alias=self.num_ranks == 1)
+            self._exchange.send(site, tensors)
+            return self._exchange.receive((site,), outs)
 
     def _call(self) -> _Call:
         if self._closed:
@@ -275,7 +311,7 @@ class UlyssesCommunicator:
 
     def _site(
         self,
-        directions: tuple[Direction, ...],
+        direction: Direction,
         tensors: tuple[torch.Tensor, ...],
         tag: str | None,
         seq_splits: Splits,
@@ -284,8 +320,8 @@ class UlyssesCommunicator:
         seq_splits = None if seq_splits is None else tuple(seq_splits)
         head_splits = None if head_splits is None else tuple(head_splits)
         for tensor in tensors:
-            _check_input(tensor)
-        key = (directions, tag, seq_splits, head_splits, *((tensor.shape, tensor.dtype) for tensor in tensors))
+            check_input(tensor)
+        key = (direction, tag, seq_splits, head_splits, *((tensor.shape, tensor.dtype) for tensor in tensors))
         site = self._sites.get(key)
         if site is None:
             heads = tensors[0].shape[2] if tensors[0].dim() == 4 else 0
@@ -297,7 +333,7 @@ class UlyssesCommunicator:
                     seq_splits,
                     key_value_head_splits(heads, tensor.shape[2], head_splits) if len(tensors) > 1 else head_splits,
                 )
-                for direction, tensor in zip(directions, tensors, strict=True)
+                for tensor in tensors
             )
             self._make_room()
             site = self._sites[key] = self._exchange.prepare(plans, tag)
@@ -347,58 +383,6 @@ class _Call:
             self._membership.refuse(str(error))
         elif not isinstance(error, UlyssesError):
             self._membership.abort(f"{type(error).__name__} inside a call: {error}")
-
-
-def _refusal(max_bytes: int, backend: str, timeout_s: float, join_timeout_s: float) -> UlyssesError | None:
-    """What makes these arguments impossible on this rank, if anything."""
-    if backend not in _BACKENDS:
-        return UlyssesInputError(
-            UlyssesErrorCode.BAD_ARGUMENT, f"backend must be one of {', '.join(_BACKENDS)}, got {backend!r}"
-        )
-    if max_bytes < 1:
-        return UlyssesInputError(UlyssesErrorCode.BAD_ARGUMENT, f"max_bytes must be at least 1, got {max_bytes}")
-    for name, seconds in (("timeout_s", timeout_s), ("join_timeout_s", join_timeout_s)):
-        if not (seconds > 0 and math.isfinite(seconds)):
-            return UlyssesInputError(
-                UlyssesErrorCode.BAD_ARGUMENT, f"{name} must be a positive number of seconds, got {seconds}"
-            )
-    if backend not in ("auto", "host"):
-        return UlyssesBackendError(
-            UlyssesErrorCode.BACKEND_UNAVAILABLE,
-            f'backend {backend!r} is not available: {_NO_DEVICE_ENGINE}. Use "auto" or "host"',
-        )
-    return None
-
-
-def _check_input(x: torch.Tensor) -> None:
-    if not x.is_cpu or x.layout is not torch.strided:
-        raise UlyssesInputError(
-            UlyssesErrorCode.BAD_DEVICE, f"the host backend takes dense CPU tensors, got {x.layout} on {x.device}"
-        )
-    if x.requires_grad and torch.is_grad_enabled():
-        raise UlyssesInputError(
-            UlyssesErrorCode.NEEDS_GRADIENT, "exchanges carry no gradient: call under torch.no_grad(), or detach"
-        )
-
-
-def _check_out(out: torch.Tensor, x: torch.Tensor, plan: ExchangePlan, *, may_alias: bool) -> None:
-    _check_input(out)
-    if out.shape != plan.output_shape:
-        raise UlyssesInputError(
-            UlyssesErrorCode.BAD_SHAPE, f"out must have shape {list(plan.output_shape)}, got {list(out.shape)}"
-        )
-    if out.dtype != x.dtype:
-        raise UlyssesInputError(UlyssesErrorCode.BAD_DTYPE, f"out must have dtype {x.dtype}, got {out.dtype}")
-    (out_begin, out_end), (x_begin, x_end) = _extent(out), _extent(x)
-    if not may_alias and out_begin < x_end and x_begin < out_end:
-        raise UlyssesInputError(UlyssesErrorCode.ALIASED_OUTPUT, "out overlaps the input: give it memory of its own")
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and one past the last byte address that the tensor touches."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.data_ptr()
-    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def _closed_error() -> UlyssesClosedError:

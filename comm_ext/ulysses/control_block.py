@@ -1,6 +1,6 @@
 """The shared words that ranks of a group meet by: layout and access, no policy.
 
-    page 0                 fault word, then the fault record (culprit, code, words)
+    page 0                 fault word, number of ranks, then the fault record (code, culprit, words)
     one line per rank      posted count, state (absent, joined, closing)
     one row per rank       the signatures of its last calls, a ring by call number
     one mailbox per rank   facts at joining, words of a refusal later
@@ -18,6 +18,7 @@ PAGE_BYTES = 4096
 LINE_BYTES = 64
 WORD_BYTES = 8
 MAX_RANKS = 64
+NUM_RANKS_WORD = 1
 SIGNATURE_RING = 64
 MAILBOX_BYTES = 1024
 FAULT_TEXT_BYTES = 1024

@@ -23,7 +23,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ithaka.comm_ext.ulysses.control_block import MAX_RANKS, control_bytes
+from ithaka.comm_ext.ulysses.control_block import MAX_RANKS, NUM_RANKS_WORD, WORD_BYTES, control_bytes
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
 
 
@@ -75,6 +75,7 @@ class GroupDescriptors:
         arena_fd = os.memfd_create("ithaka-ulysses", os.MFD_CLOEXEC)
         try:
             os.ftruncate(arena_fd, control_bytes(num_ranks))
+            os.pwrite(arena_fd, num_ranks.to_bytes(WORD_BYTES, "little"), NUM_RANKS_WORD * WORD_BYTES)
             verdict_fd = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError:
             os.close(arena_fd)

@@ -140,15 +140,16 @@ class HostExchange:
                 copy.run(tensor)
         site.number = self._rendezvous.post(site.signature)
 
-    def receive(self, sites: Sequence[HostSite], out: torch.Tensor | None) -> list[torch.Tensor]:
+    def receive(self, sites: Sequence[HostSite], outs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
         """See Exchange."""
         self._rendezvous.settle(max(site.number for site in sites))
+        if outs is not None:
+            results = [result for site in sites for result in site.slots[site.current].results]
+            return [out.copy_(result) for out, result in zip(outs, results, strict=True)]
         received: list[torch.Tensor] = []
         for site in sites:
             slot = site.slots[site.current]
-            if out is not None:
-                received.append(out.copy_(slot.results[0]))
-            elif site.tag is None:
+            if site.tag is None:
                 received.extend(result.clone() for result in slot.results)
             else:
                 received.extend(slot.lend(site.plans))

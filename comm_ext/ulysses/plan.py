@@ -160,6 +160,23 @@ def plan_exchange(
     return plan
 
 
+def output_shape(
+    gather: bool,
+    shape: Sequence[int],
+    rank: int,
+    num_ranks: int,
+    seq_splits: Sequence[int] | None,
+    head_splits: Sequence[int] | None,
+) -> tuple[int, int, int, int]:
+    """``plan_exchange(...).output_shape`` without its checks, in plain arithmetic that a compiler can trace."""
+    batch, seq, heads, dim = shape
+    if gather:
+        own_seq = seq // num_ranks if seq_splits is None else seq_splits[rank]
+        return (batch, own_seq, heads * num_ranks if head_splits is None else sum(head_splits), dim)
+    own_heads = heads // num_ranks if head_splits is None else head_splits[rank]
+    return (batch, seq * num_ranks if seq_splits is None else sum(seq_splits), own_heads, dim)
+
+
 def key_value_head_splits(heads: int, kv_heads: int, head_splits: Sequence[int] | None) -> tuple[int, ...] | None:
     """The splits of grouped key/value heads that keep the ratio of queries to keys on each rank; None stays None (even).
 

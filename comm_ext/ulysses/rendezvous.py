@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from ithaka.comm_ext.ulysses.control_block import SIGNATURE_RING, ControlBlock, RankState, control_bytes
+from ithaka.comm_ext.ulysses.control_block import NUM_RANKS_WORD, SIGNATURE_RING, ControlBlock, RankState, control_bytes
 from ithaka.comm_ext.ulysses.errors import (
     UlyssesClosedError,
     UlyssesError,
@@ -79,6 +79,11 @@ class Rendezvous:
         Raises ``refusal`` if given; UlyssesPeerError if a rank is missing, refuses, or differs: the same on every rank.
         """
         control, rank = self._control, self._rank
+        if self._words[NUM_RANKS_WORD] != self._group.num_ranks:
+            raise UlyssesInputError(
+                UlyssesErrorCode.BAD_ARGUMENT,
+                f"these descriptors were made for {self._words[NUM_RANKS_WORD]} ranks, not {self._group.num_ranks}",
+            )
         if self._words[control.state_word[rank]] != RankState.ABSENT:
             raise UlyssesInputError(
                 UlyssesErrorCode.BAD_ARGUMENT, f"rank {rank} of this group already joined: make new GroupDescriptors"
