@@ -77,6 +77,11 @@ class Group:
             raise WireError(f"the leader sent {type(order).__name__}, which is no order")
         return order
 
+    def check(self) -> None:
+        """At the end of a step: raises UlyssesError when the communicator is broken, so that nothing of it is published."""
+        if self.communicator is not None:
+            self.communicator.check()
+
     def close(self) -> None:
         """Together with the other ranks, after StopRank."""
         if self.communicator is not None:

@@ -35,7 +35,7 @@ def serve_rank(control: ChildSocket, configure: ConfigureRank, fds: list[int], n
         control.send(WorkerReady(configure.rank, _described(family.spec)))
         pulse.start()
         memory = SessionMemory(family, configure.max_sessions)
-        runner = Runner(family, memory, pulse, faults)
+        runner = Runner(family, group, memory, pulse, faults)
         _serve(control, group, family.spec, memory, runner, pulse, faults)
         memory.close_all()
         group.close()

@@ -12,6 +12,7 @@ from ithaka.workers import wire
 from ithaka.workers.contract import FrameHeader, PlannedStep
 from ithaka.workers.families.base import Controls, FamilyError, FamilySpec, ModelFamily, StepInput
 from ithaka.workers.fault import FaultPoints
+from ithaka.workers.group import Group
 from ithaka.workers.i420 import is_i420, rgb_to_i420
 from ithaka.workers.pulse import Pulse
 from ithaka.workers.session_memory import SessionMemory
@@ -26,15 +27,17 @@ class BadResultError(FamilyError):
 class Runner:
     """Runs planned steps of ``family`` on this rank."""
 
-    def __init__(self, family: ModelFamily, memory: SessionMemory, pulse: Pulse, faults: FaultPoints) -> None:
+    def __init__(self, family: ModelFamily, group: Group, memory: SessionMemory, pulse: Pulse, faults: FaultPoints) -> None:
         self._family = family
+        self._group = group
         self._memory = memory
         self._pulse = pulse
         self._faults = faults
 
     def run(self, step: PlannedStep) -> torch.Tensor | None:
         """On the leader uint8 I420 ``[n, height * 3 // 2, width]`` on the CPU, 1 ≤ n ≤ chunk_frames, or None when the
-        session is finished; on other ranks None. Raises what the family raises, and BadResultError.
+        session is finished; on other ranks None. Raises what the family raises, BadResultError, and
+        UlyssesError when the group broke meanwhile.
         """
         controls = Controls(frozenset(step.held), frozenset(step.tapped), step.pointer_dx, step.pointer_dy, step.prompt)
         with self._pulse.busy():
@@ -43,6 +46,7 @@ class Runner:
                 self._memory.get(step.session_id), StepInput(step.session_id, step.chunk, controls), self._in_step
             )
             self._faults.reach("rank.after_step")
+            self._group.check()
             return None if frames is None else _checked_i420(frames, self._family.spec)
 
     def _in_step(self) -> None:

@@ -1,0 +1,188 @@
+"""The sessions inside the engine: which answers they wait for, and how each of them ends exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from ithaka.server.child_process import ChildFailure
+from ithaka.server.encode_service import EncodeService
+from ithaka.server.engine_client import (
+    EngineError,
+    EngineEvent,
+    EngineSessionEnded,
+    EngineSessionStarted,
+    PacketArrived,
+    SessionRequest,
+    StepTimed,
+)
+from ithaka.server.model_group import ModelGroup
+from ithaka.workers import contract
+from ithaka.workers.wire import WireError
+
+_RETRYABLE = frozenset({"session_limit"})
+"""Of the codes with which a leader refuses or ends a session."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class EngineSession:
+    """``last_seq`` is that of the last packet; ``outcome`` is what the leader said at the end, whose packets may follow."""
+
+    request: SessionRequest
+    group: ModelGroup
+    last_seq: int = 0
+    through_seq: int = 0
+    is_open: bool = False
+    """The leader has memory for it."""
+    codec: str | None = None
+    outcome: contract.SessionEnded | None = None
+
+    @property
+    def is_started(self) -> bool:
+        return self.is_open and self.codec is not None
+
+
+class EngineSessions:
+    """Commands go to leader and encode, their answers and packets come here; ``emit`` gets what the core should know."""
+
+    def __init__(self, encode: EncodeService, emit: Callable[[EngineEvent], None]) -> None:
+        self._encode = encode
+        self._emit = emit
+        self._sessions: dict[str, EngineSession] = {}
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def start(self, request: SessionRequest, group: ModelGroup, description: contract.ModelDescription) -> None:
+        """Raises EngineError for an id in use and for a request that is too large to send."""
+        session_id = request.session_id
+        if session_id in self._sessions:
+            raise EngineError("session_exists", f"the session {session_id} is running already")
+        command = contract.StartSession(session_id, request.seed, request.prompt, request.options)
+        try:
+            group.send(command)
+        except WireError as error:
+            raise EngineError("invalid_session_options", str(error)) from error
+        self._sessions[session_id] = EngineSession(request, group)
+        self._none_left.clear()
+        self._encode.open_session(request, description)
+
+    def apply_control(self, control: contract.ApplyControl) -> None:
+        if session := self._sessions.get(control.session_id):
+            session.group.send(control)
+
+    def grant(self, session_id: str, through_seq: int) -> None:
+        session = self._sessions.get(session_id)
+        if session is None or through_seq <= session.through_seq:
+            return
+        session.through_seq = through_seq
+        # Frames that come before the encoder is open would be lost.
+        if session.is_started:
+            session.group.send(contract.GrantFrames(session_id, through_seq))
+
+    def request_key_frame(self, session_id: str) -> None:
+        if session_id in self._sessions:
+            self._encode.request_key_frame(session_id)
+
+    def end(self, session_id: str) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None and session.outcome is None:
+            session.group.send(contract.EndSession(session_id))
+
+    def end_all(self) -> None:
+        for session_id in list(self._sessions):
+            self.end(session_id)
+
+    async def wait_until_none(self) -> None:
+        await self._none_left.wait()
+
+    # -- what leader and encode say ------------------------------------------------------------------------------------
+
+    def on_leader_report(self, group: ModelGroup, report: contract.Report) -> None:
+        match report:
+            case contract.SessionStarted(session_id=session_id):
+                if session := self._sessions.get(session_id):
+                    session.is_open = True
+                    self._announce(session)
+            case contract.StepCompleted(session_id=session_id):
+                if session_id in self._sessions:
+                    self._emit(StepTimed(group.name, session_id, report.chunk, report.control_id, report.step_ms))
+            case contract.SessionEnded(session_id=session_id):
+                if session := self._sessions.get(session_id):
+                    session.outcome = report
+                    self._finish_if_complete(session)
+
+    def on_encode_report(self, report: contract.EncoderOpened | contract.EncoderFailed) -> None:
+        session = self._sessions.get(report.session_id)
+        if session is None:
+            return
+        if isinstance(report, contract.EncoderOpened):
+            session.codec = report.codec
+            self._announce(session)
+        else:
+            self._abandon(session, report.code, report.message, retryable=False)
+
+    def on_packet(self, packet: PacketArrived) -> None:
+        session = self._sessions.get(packet.header.session_id)
+        if session is None:
+            return
+        seq = packet.header.seq
+        if seq != session.last_seq + 1:
+            gap = f"packet {seq} came after {session.last_seq}"
+            _log.error("packet.out_of_order", session=session.request.session_id, reason=gap)
+            self._abandon(session, "stream_broken", gap, retryable=True)
+            return
+        session.last_seq = seq
+        self._emit(packet)
+        self._finish_if_complete(session)
+
+    def on_group_lost(self, group: ModelGroup, failure: ChildFailure) -> None:
+        """Every rank is dead, and what it had published was encoded."""
+        for session in [session for session in self._sessions.values() if session.group is group]:
+            self._finish(session, "worker_lost", f"{failure.child} {failure.message}", retryable=True)
+
+    def on_encode_lost(self, failure: ChildFailure) -> None:
+        for session in list(self._sessions.values()):
+            self._abandon(session, "encoder_lost", f"{failure.child} {failure.message}", retryable=True)
+
+    def on_stopped(self) -> None:
+        """Every child is gone, or about to be."""
+        for session in list(self._sessions.values()):
+            self._finish(session, "worker_lost", "the engine was stopped", retryable=True)
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def _announce(self, session: EngineSession) -> None:
+        if not session.is_started:
+            return
+        assert session.codec is not None
+        session_id = session.request.session_id
+        self._emit(EngineSessionStarted(session_id, session.codec))
+        if session.through_seq:
+            session.group.send(contract.GrantFrames(session_id, session.through_seq))
+
+    def _finish_if_complete(self, session: EngineSession) -> None:
+        outcome = session.outcome
+        if outcome is not None and session.last_seq >= outcome.last_seq:
+            self._finish(session, outcome.code, outcome.message, retryable=outcome.code in _RETRYABLE)
+
+    def _abandon(self, session: EngineSession, code: str, message: str, *, retryable: bool) -> None:
+        # The leader goes on with it until it is told.
+        if session.outcome is None:
+            session.group.send(contract.EndSession(session.request.session_id))
+        self._finish(session, code, message, retryable=retryable)
+
+    def _finish(self, session: EngineSession, code: str, message: str, *, retryable: bool) -> None:
+        session_id = session.request.session_id
+        if self._sessions.pop(session_id, None) is None:
+            return
+        self._encode.close_session(session_id)
+        if not self._sessions:
+            self._none_left.set()
+        self._emit(EngineSessionEnded(session_id, session.last_seq, code, message, retryable))

@@ -1,0 +1,112 @@
+"""Keeps one group of children alive: start, serve, lose, clean up, back off, start again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import structlog
+
+from ithaka.configs.schema import SupervisorSection
+from ithaka.server.backoff import Backoff
+from ithaka.server.child_group import ChildFailedError, ChildGroup
+from ithaka.server.child_process import ChildFailure, ChildProcess, ChildSpec
+from ithaka.workers.contract import Report
+
+_log = structlog.get_logger()
+
+
+class Tenant(Protocol):
+    """What an upkeep serves. Called on the event loop."""
+
+    name: str
+
+    def specs(self) -> tuple[ChildSpec, ...]:
+        """The children of one more start, with fresh descriptors. Raises OSError."""
+        ...
+
+    def on_report(self, child: ChildProcess, report: Report) -> None: ...
+
+    def on_up(self, children: tuple[ChildProcess, ...], reports: tuple[Report, ...]) -> None:
+        """All are ready; ``reports`` are their ready reports."""
+        ...
+
+    async def on_down(self, failure: ChildFailure) -> None:
+        """They were up and are all dead now. The next start waits for this to return."""
+        ...
+
+    def on_failed_start(self, failure: ChildFailure, *, gave_up: bool) -> None:
+        """They did not come up. After ``gave_up`` there is no further start."""
+        ...
+
+
+class Upkeep:
+    """One tenant's loop."""
+
+    def __init__(self, tenant: Tenant, limits: SupervisorSection) -> None:
+        self._tenant = tenant
+        self._limits = limits
+        self._group: ChildGroup | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"upkeep {self._tenant.name}")
+        self._task.add_done_callback(self._ended)
+
+    async def stop(self, *, deadline_s: float) -> None:
+        """No further start; the children go down the ladder. Returns when all are gone. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._group is not None:
+            await self._group.stop(deadline_s=deadline_s)
+
+    def kill(self) -> None:
+        """SIGKILL to the children, now, and no further start; ``stop`` still reaps."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._group is not None:
+            self._group.kill()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("upkeep.failed", group=self._tenant.name, exc_info=error)
+
+    async def _run(self) -> None:
+        backoff = Backoff(self._limits.restart_backoff_s, self._limits.restart_backoff_max_s, self._limits.max_failed_starts)
+        while True:
+            try:
+                reports = await self._start()
+            except ChildFailedError as error:
+                backoff = backoff.failed()
+                _log.warning("group.start_failed", group=self._tenant.name, reason=str(error), starts=backoff.num_failures)
+                self._tenant.on_failed_start(error.failure, gave_up=backoff.is_spent)
+                if backoff.is_spent:
+                    return
+            else:
+                backoff = backoff.succeeded()
+                await self._serve(reports)
+            await asyncio.sleep(backoff.delay_s)
+
+    async def _start(self) -> tuple[Report, ...]:
+        try:
+            specs = self._tenant.specs()
+        except OSError as error:
+            raise ChildFailedError(ChildFailure(self._tenant.name, "not_spawned", f"can't be started: {error}")) from error
+        self._group = ChildGroup(specs, self._limits, self._tenant.on_report)
+        try:
+            return await self._group.start()
+        except ChildFailedError:
+            await self._group.reap()
+            raise
+
+    async def _serve(self, reports: tuple[Report, ...]) -> None:
+        assert self._group is not None
+        try:
+            self._tenant.on_up(self._group.children, reports)
+            failure = await self._group.lost()
+        except OSError as error:  # No descriptor or no memory was left for it.
+            failure = ChildFailure(self._tenant.name, "not_attached", f"can't be used: {error}")
+        await self._group.reap()
+        _log.warning("group.lost", group=self._tenant.name, child=failure.child, reason=failure.message)
+        await self._tenant.on_down(failure)
