@@ -102,17 +102,19 @@ class ChildProcess:
         """Start the process and tell it who it is. Raises OSError; ``on_ready`` or ``on_failed`` follows otherwise."""
         ours, theirs = ChildSocket.pair()
         self._socket, self._socket_fd = ours, ours.fileno()
+        # Not closed as a ChildSocket: that would end the connection for the child as well.
+        inherited_fd = theirs.detach()
         try:
             ours.send_nowait(self._spec.configure, self._fds)
             self._process = await asyncio.create_subprocess_exec(
-                *self._command(theirs.fileno()),
+                *self._command(inherited_fd),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=2,
                 start_new_session=True,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(inherited_fd,),
             )
         finally:
-            theirs.close()
+            os.close(inherited_fd)
             self.drop_fds()
         self._pidfd = _open_pidfd(self._process.pid)
         self._state = ChildState.STARTING
