@@ -61,10 +61,11 @@ class Delivery:
         self.received_through, self.decoded_through = received_through, decoded_through
         return grew
 
-    def resume(self, stream: str, next_seq: int) -> bool:
-        """Take up the stream at ``next_seq``: all before it is decoded. True when ``decoded_through`` grew.
+    def resume(self, stream: str, next_seq: int, *, is_kept: bool) -> None:
+        """Take up the stream at ``next_seq``: all before it is decoded.
 
-        What was received and not decoded is sent again, so the count of received frames starts over from there.
+        ``is_kept``: the frames that a fresh decoder needs for it are there. What was received and not decoded is sent
+        again, so the count of received frames starts over from there.
         """
         if stream != self.stream:
             raise ProtocolViolation("resume_foreign", f"this session's stream is {self.stream!r}, not {stream!r}")
@@ -77,9 +78,9 @@ class Delivery:
             raise ProtocolViolation(
                 "resume_ahead", f"only {self.sent_through} frames were sent, so nobody can go on from {next_seq}"
             )
-        grew = next_seq - 1 > self.decoded_through
+        if not is_kept:
+            raise ProtocolViolation("resume_gone", f"the frames a decoder needs to show frame {next_seq} are no longer kept")
         self.received_through = self.decoded_through = next_seq - 1
-        return grew
 
     def eos_sent(self) -> None:
         self.eos_was_sent = True

@@ -33,6 +33,36 @@ class LoopTimers:
         return self._loop.call_at(when_s, callback)
 
 
+class NamedTimers:
+    """At most one running timer for each name."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self._running: dict[str, Timer] = {}
+
+    def arm(self, name: str, when_s: float, callback: Callable[[], None]) -> None:
+        """Start it, or start it anew."""
+        self.cancel(name)
+
+        def fire() -> None:
+            self._running.pop(name, None)
+            callback()
+
+        self._running[name] = self._timers.call_at(when_s, fire)
+
+    def cancel(self, name: str) -> None:
+        timer = self._running.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def is_running(self, name: str) -> bool:
+        return name in self._running
+
+    def cancel_all(self) -> None:
+        for name in list(self._running):
+            self.cancel(name)
+
+
 def wall_clock_s() -> float:
     """Seconds since 1970, for dates shown to people and in tokens."""
     return time.time()

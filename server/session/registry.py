@@ -1,0 +1,241 @@
+"""All sessions: makes them, finds them, leads the engine's events to them, and sees them out."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from ithaka.server.engine_client import (
+    EngineEvent,
+    EngineSessionEnded,
+    EngineSessionStarted,
+    ModelChanged,
+    ModelState,
+    ModelStatus,
+    PacketArrived,
+    StepTimed,
+)
+from ithaka.server.errors import ApiError
+from ithaka.server.session.admission import Admission
+from ithaka.server.session.events import State
+from ithaka.server.session.session import Session
+from ithaka.server.session.spec import Pacing, SessionSpec, Surroundings
+from ithaka.workers.contract import Pixels
+
+MAX_REMEMBERED = 256
+"""Ended sessions that can still be asked about; they hold no frames."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWish:
+    """What a client asks for; ``window_frames`` None takes the server's."""
+
+    model: str
+    seed: int = 0
+    prompt: str = ""
+    pixels: Pixels = "lossy"
+    pacing: Pacing = "media"
+    window_frames: int | None = None
+    max_frames: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class SessionRegistry:
+    """``wall_s`` gives seconds since 1970."""
+
+    def __init__(self, surroundings: Surroundings, *, wall_s: Callable[[], float]) -> None:
+        self._surroundings = surroundings
+        self._wall_s = wall_s
+        self._admission = Admission(surroundings.settings.max_queued)
+        self._sessions: dict[str, Session] = {}
+        self._over: dict[str, None] = {}
+        self._is_stopping = False
+        self._all_over = asyncio.Event()
+        self._all_over.set()
+        for status in surroundings.engine.models():
+            self._model_changed(status)
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    def get(self, session_id: str) -> Session:
+        """Raises ApiError ``session_unknown``."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise ApiError("session_unknown", f"no session has the id {session_id!r}; it may have ended long ago")
+        return session
+
+    def all(self) -> tuple[Session, ...]:
+        return tuple(self._sessions.values())
+
+    def models(self) -> tuple[ModelStatus, ...]:
+        return self._admission.statuses()
+
+    def model(self, name: str) -> ModelStatus:
+        """Raises ApiError ``model_unknown``."""
+        return self._admission.status(name)
+
+    def num_inside(self, model: str) -> int:
+        """Places taken."""
+        return self._admission.num_inside(model)
+
+    def queue_position(self, session_id: str) -> int | None:
+        """From 1; None when it does not wait."""
+        return self._admission.position(session_id)
+
+    def why_not_ready(self) -> str | None:
+        """None while a group can take a session."""
+        if self._is_stopping:
+            return "the server stops"
+        statuses = self._admission.statuses()
+        if any(status.state is ModelState.READY for status in statuses):
+            return None
+        told = "; ".join(f"{status.name} is {status.state}: {status.message or 'not ready yet'}" for status in statuses)
+        return told or "there is no model"
+
+    def measure(self) -> None:
+        """Bring the gauges up to date, before they are read."""
+        metrics = self._surroundings.metrics
+        states = [session.data.state for session in self._sessions.values()]
+        for state in State:
+            metrics.sessions.labels(state).set(states.count(state))
+        for status in self._admission.statuses():
+            metrics.queued.labels(status.name).set(self._admission.num_waiting(status.name))
+            metrics.places.labels(status.name).set(self._admission.num_inside(status.name))
+            metrics.model_ready.labels(status.name).set(status.state is ModelState.READY)
+            metrics.model_restarts.labels(status.name).set(status.restarts)
+
+    # -- coming and going ----------------------------------------------------------------------------------------------
+
+    def create(self, wish: SessionWish) -> Session:
+        """A session that is admitted or queued. Raises ApiError when it is neither."""
+        metrics = self._surroundings.metrics
+        session_id = secrets.token_hex(12)
+        try:
+            if self._is_stopping:
+                raise ApiError("server_stopping", "the server stops and takes no more sessions")
+            has_place = self._admission.request(session_id, wish.model)
+        except ApiError as error:
+            metrics.refused.labels(error.code).inc()
+            raise
+        spec = SessionSpec(
+            session_id=session_id,
+            stream=secrets.token_hex(6),
+            model=wish.model,
+            seed=wish.seed,
+            prompt=wish.prompt,
+            pixels=wish.pixels,
+            pacing=wish.pacing,
+            window_frames=wish.window_frames or self._surroundings.settings.window_frames,
+            max_frames=wish.max_frames,
+            options=wish.options,
+        )
+        session = Session(spec, self._surroundings, self, self._wall_s())
+        self._sessions[session_id] = session
+        self._all_over.clear()
+        metrics.created.labels(wish.model).inc()
+        session.open()
+        if has_place:
+            self._admit([session_id])
+        return session
+
+    def stop_admitting(self) -> None:
+        self._is_stopping = True
+
+    def drain_all(self) -> None:
+        for session in self.all():
+            session.end("server_stopping")
+
+    def force_all(self) -> None:
+        for session in self.all():
+            session.force("server_stopping")
+
+    async def wait_all_over(self) -> None:
+        await self._all_over.wait()
+
+    # -- what the engine tells -----------------------------------------------------------------------------------------
+
+    def engine_event(self, event: EngineEvent) -> None:
+        """Never raises: a fault in one session ends that session alone."""
+        try:
+            self._dispatch(event)
+        except Exception:
+            log.exception("engine_event.failed", event_type=type(event).__name__)
+            session = self._sessions.get(_session_id(event))
+            if session is not None:
+                session.force("internal")
+
+    def _dispatch(self, event: EngineEvent) -> None:
+        match event:
+            case ModelChanged(status):
+                self._model_changed(status)
+            case PacketArrived(header):
+                if (session := self._sessions.get(header.session_id)) is not None:
+                    session.packet_arrived(event)
+            case EngineSessionStarted(session_id):
+                if (session := self._sessions.get(session_id)) is not None:
+                    session.engine_started(event)
+            case EngineSessionEnded(session_id):
+                try:
+                    if (session := self._sessions.get(session_id)) is not None:
+                        session.engine_ended(event)
+                finally:
+                    self.place_freed(session_id)
+            case StepTimed(model, session_id):
+                self._surroundings.metrics.step_s.labels(model).observe(event.step_ms / 1000)
+                if (session := self._sessions.get(session_id)) is not None:
+                    session.step_timed(event)
+
+    def _model_changed(self, status: ModelStatus) -> None:
+        admitted, hopeless = self._admission.update(status)
+        for session_id in hopeless:
+            message = f"model {status.name!r} can't be used: {status.message or status.state}"
+            self._sessions[session_id].fail_admission("model_unavailable", message)
+        self._admit(admitted)
+
+    def _admit(self, session_ids: list[str]) -> None:
+        for session_id in session_ids:
+            session = self._sessions[session_id]
+            description = self._admission.status(session.spec.model).description
+            assert description is not None, "a ready model is described"
+            session.admit(description)
+        if session_ids:
+            self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        """Positions have changed."""
+        for session in self.all():
+            if session.data.state is State.QUEUED:
+                for watcher in tuple(session.watchers):
+                    watcher()
+
+    # -- what sessions tell --------------------------------------------------------------------------------------------
+
+    def session_closed(self, session_id: str) -> None:
+        self._admission.leave_queue(session_id)
+        self._over[session_id] = None
+        while len(self._over) > MAX_REMEMBERED:
+            oldest = next(iter(self._over))
+            del self._over[oldest]
+            del self._sessions[oldest]
+        if len(self._over) == len(self._sessions):
+            self._all_over.set()
+
+    def place_freed(self, session_id: str) -> None:
+        self._admit(self._admission.release(session_id))
+
+
+def _session_id(event: EngineEvent) -> str:
+    match event:
+        case PacketArrived(header):
+            return header.session_id
+        case ModelChanged():
+            return ""
+        case _:
+            return event.session_id

@@ -1,0 +1,397 @@
+"""One live session: feeds ``advance`` with what happens and performs what it answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from ithaka.server.engine_client import (
+    EngineError,
+    EngineSessionEnded,
+    EngineSessionStarted,
+    PacketArrived,
+    SessionRequest,
+    StepTimed,
+)
+from ithaka.server.errors import CLOSE_VIOLATION, ERROR_CODES, ApiError, ProtocolViolation
+from ithaka.server.session import events
+from ithaka.server.session.controls import ControlDesk
+from ithaka.server.session.cursor import ControllerCursor, ViewerCursor
+from ithaka.server.session.events import Effect, EnginePhase, Event, State, Timeout
+from ithaka.server.session.flow import FrameFlow, Shape
+from ithaka.server.session.messages import ControlBody, Eos, ErrorRaised, Hello, Role, StateChanged
+from ithaka.server.session.retention import EncodedFrame
+from ithaka.server.session.spec import Connection, Owner, SessionSpec, Surroundings, duration_s
+from ithaka.server.session.state import TERMINAL, SessionData, advance, open_session
+from ithaka.server.session.timers import NamedTimers
+from ithaka.workers.contract import ModelDescription
+
+MAX_VIEWERS = 16
+"""Of one session; each costs one more sending of every frame."""
+_ORDERLY = frozenset({"ended", "finished"})
+_PACER = "pacer"
+
+log = structlog.get_logger()
+
+
+class Session:
+    def __init__(self, spec: SessionSpec, surroundings: Surroundings, owner: Owner, created_at_s: float) -> None:
+        self.spec = spec
+        self.created_at_s = created_at_s
+        self.description: ModelDescription | None = None
+        self.flow: FrameFlow | None = None
+        self.data = SessionData()
+        self.reason_message = ""
+        self.step_ms: float | None = None
+        self.watchers: set[Callable[[], None]] = set()
+        """Called after every change of state; must not raise."""
+        self._surroundings = surroundings
+        self._owner = owner
+        self._engine = surroundings.engine
+        self._timers = surroundings.timers
+        self._named_timers = NamedTimers(surroundings.timers)
+        self._desk: ControlDesk | None = None
+        self._controller: Connection | None = None
+        self._viewers: set[Connection] = set()
+        self._codec = ""
+        self._pending: deque[Event] = deque()
+        self._ack_due_s: float | None = None
+        self._log = log.bind(session=spec.session_id, model=spec.model)
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def session_id(self) -> str:
+        return self.spec.session_id
+
+    @property
+    def is_over(self) -> bool:
+        return self.data.state in TERMINAL
+
+    @property
+    def is_draining(self) -> bool:
+        return self.data.state is State.DRAINING
+
+    @property
+    def num_viewers(self) -> int:
+        return len(self._viewers)
+
+    def state_message(self) -> StateChanged:
+        data = self.data
+        return StateChanged(state=data.state, reason=data.reason, delivered=data.delivered)
+
+    def hello(self, role: Role) -> Hello:
+        """Only once the engine has started."""
+        description, delivery = self._described(), self._flowing().delivery
+        return Hello(
+            session=self.session_id,
+            stream=delivery.stream,
+            role=role,
+            next_seq=(delivery.generated_through if role == "viewer" else delivery.decoded_through) + 1,
+            window=delivery.window,
+            codec=self._codec,
+            width=description.width,
+            height=description.height,
+            fps=description.fps,
+            time_base=(1, description.fps),
+            pixels=self.spec.pixels,
+            model=self.spec.model,
+            controls=description.controls,
+            takes_prompt=description.takes_prompt,
+            takes_pointer=description.takes_pointer,
+        )
+
+    def eos(self) -> Eos | None:
+        """Once the engine has said which frame is the last."""
+        last_seq = self._flowing().delivery.last_seq
+        if last_seq is None:
+            return None
+        return Eos(last_seq=last_seq, count=last_seq, reason=self.data.reason, retryable=self.data.retryable)
+
+    # -- life, led by the owner ----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self.data, effects = open_session()
+        for effect in effects:
+            self._perform(effect)
+
+    def admit(self, description: ModelDescription) -> None:
+        """The session has a place in a model that is ready."""
+        spec, settings = self.spec, self._surroundings.settings
+        self.description = description
+        self._desk = ControlDesk(spec.session_id, description)
+        shape = Shape(
+            fps=description.fps,
+            chunk_frames=description.chunk_frames,
+            window_frames=spec.window_frames,
+            retained_bytes=settings.retained_bytes,
+            is_unpaced=spec.pacing == "unpaced",
+            max_frames=spec.max_frames,
+        )
+        self.flow = FrameFlow(spec.stream, shape)
+        self._advance(events.Admitted())
+
+    def fail_admission(self, code: str, message: str) -> None:
+        self.reason_message = message
+        self._advance(events.AdmissionFailed(code))
+
+    def end(self, reason: str) -> None:
+        """Drain, then close. ``reason`` is a code of ``ERROR_CODES``."""
+        self._advance(events.EndRequested(reason, ERROR_CODES[reason].retryable))
+
+    def force(self, reason: str) -> None:
+        """Close now."""
+        self._advance(events.ForceRequested(reason, ERROR_CODES[reason].retryable))
+
+    # -- the engine's events -------------------------------------------------------------------------------------------
+
+    def engine_started(self, event: EngineSessionStarted) -> None:
+        self._codec = event.codec
+        self._advance(events.EngineStarted())
+        for viewer in () if self.is_over else tuple(self._viewers):
+            viewer.greet()
+
+    def engine_ended(self, event: EngineSessionEnded) -> None:
+        if self.is_over:
+            return
+        delivery = self._flowing().delivery
+        delivery.ended(event.last_seq)
+        if event.last_seq != delivery.generated_through:
+            self._log.error("session.frames_missing", last_seq=event.last_seq, arrived=delivery.generated_through)
+        is_failure = event.code not in _ORDERLY
+        if is_failure:
+            self.reason_message = event.message
+        self._advance(events.EngineEnded(event.code, is_failure, event.retryable))
+
+    def packet_arrived(self, packet: PacketArrived) -> None:
+        if self.is_over:
+            return
+        flow = self._flowing()
+        self._surroundings.metrics.generated.labels(self.spec.model).inc()
+        if flow.add(EncodedFrame(packet.header, packet.payload)):
+            self._engine.request_key_frame(self.session_id)
+        self._wake_peers()
+        if flow.has_reached_limit and not self.is_draining:
+            self.end("max_frames")
+
+    def step_timed(self, event: StepTimed) -> None:
+        self.step_ms = event.step_ms
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def attach(self, peer: Connection) -> None:
+        """Raises ProtocolViolation when there is no room for it."""
+        if self.is_over:
+            raise ProtocolViolation("session_ended", f"the session is over: {self.data.reason}")
+        if peer.role == "viewer":
+            if len(self._viewers) >= MAX_VIEWERS:
+                raise ProtocolViolation("viewers_full", f"{MAX_VIEWERS} viewers are connected, and no more fit")
+            self._viewers.add(peer)
+            if self.data.engine in (EnginePhase.STARTED, EnginePhase.ENDED):
+                peer.greet()
+            return
+        if self._controller is not None:
+            raise ProtocolViolation("controller_connected", "another controller is connected to this session")
+        self._controller = peer
+        self._advance(events.ControllerAttached())
+
+    def lose(self, peer: Connection) -> None:
+        """The connection is gone; without effect for one that the session let go itself."""
+        self._viewers.discard(peer)
+        if self._controller is peer:
+            self._controller = None
+            self._ack_due_s = None
+            self._advance(events.ControllerLost())
+
+    def viewer_cursor(self) -> ViewerCursor:
+        """For a viewer that was greeted; asks for the key frame that it begins with."""
+        self._engine.request_key_frame(self.session_id)
+        return ViewerCursor(self._flowing().delivery.generated_through)
+
+    def resume(self, stream: str, next_seq: int) -> ControllerCursor:
+        """Where the controller's sending begins. Raises ProtocolViolation."""
+        start_seq = self._flowing().resume(stream, next_seq)
+        self._desk_of_model().begin_connection()
+        self._advance(events.ControllerResumed())
+        self._pump()
+        return ControllerCursor(start_seq, next_seq)
+
+    def acknowledge(self, received_through: int, decoded_through: int) -> None:
+        """Raises ProtocolViolation."""
+        flow, metrics = self._flowing(), self._surroundings.metrics
+        before, newest = flow.delivery.decoded_through, flow.retention.get(decoded_through)
+        if not flow.acknowledge(received_through, decoded_through):
+            return
+        metrics.decoded.labels(self.spec.model).inc(decoded_through - before)
+        if newest is not None:
+            age_s = (self._surroundings.now_ns() - newest.header.generated_ns) / 1e9
+            metrics.decoded_after_s.labels(self.spec.model).observe(age_s)
+        self._ack_due_s = None
+        self.expect_ack()
+        self._pump()
+        self._wake_peers()
+
+    def expect_ack(self) -> None:
+        """The controller may owe an acknowledgement from now on."""
+        if self._ack_due_s is None and self._flowing().delivery.owes_ack:
+            self._ack_due_s = self._timers.now_s() + duration_s(self._surroundings.settings, Timeout.ACK)
+            if not self._named_timers.is_running(Timeout.ACK):
+                self._named_timers.arm(Timeout.ACK, self._ack_due_s, self._check_ack)
+
+    def eos_sent(self) -> None:
+        """To the controller."""
+        self._flowing().delivery.eos_sent()
+
+    def control(self, body: ControlBody, *, control_id: int | None) -> int:
+        """Pass on what the user did. Returns the control's id. Raises ApiError."""
+        if self.is_over or self.is_draining:
+            raise ApiError("session_ended", f"the session is {self.data.state} and takes no more controls")
+        if self.data.state in (State.QUEUED, State.ADMITTED):
+            raise ApiError("session_not_started", f"the session is {self.data.state}; wait until it is connecting")
+        control = self._desk_of_model().take(body, control_id)
+        self._engine.apply_control(control)
+        return control.control_id
+
+    def pause(self) -> None:
+        self._advance(events.PauseRequested())
+
+    def play(self) -> None:
+        self._advance(events.PlayRequested())
+
+    def finish(self, decoded_count: int, last_seq: int) -> None:
+        """The client says that it is done."""
+        verdict = self._flowing().delivery.finish(decoded_count, last_seq)
+        self._advance(events.FinReceived(verdict))
+
+    # -- what has to be done -------------------------------------------------------------------------------------------
+
+    def _advance(self, event: Event) -> None:
+        """One event after another, even when performing one brings about the next."""
+        self._pending.append(event)
+        if len(self._pending) > 1:
+            return
+        try:
+            while self._pending:
+                self.data, effects = advance(self.data, self._pending[0])
+                for effect in effects:
+                    self._perform(effect)
+                self._pending.popleft()
+        finally:
+            self._pending.clear()
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case events.ArmTimeout(timeout):
+                when_s = self._timers.now_s() + duration_s(self._surroundings.settings, timeout)
+                self._named_timers.arm(timeout, when_s, lambda: self._advance(events.TimedOut(timeout)))
+            case events.CancelTimeout(timeout):
+                self._named_timers.cancel(timeout)
+            case events.StartEngine():
+                self._start_engine()
+            case events.EndEngine():
+                self._engine.end_session(self.session_id)
+            case events.SendHello():
+                assert self._controller is not None
+                self._controller.greet()
+            case events.StartGeneration() | events.ContinueGeneration():
+                self._flowing().play(self._timers.now_s())
+                self._pump()
+            case events.HoldGeneration():
+                self._flowing().hold(self._timers.now_s())
+                self._pump()
+            case events.ReleaseKeys():
+                released = self._desk_of_model().release_all()
+                if released is not None:
+                    self._engine.apply_control(released)
+            case events.SendEos():
+                self._wake_peers()
+            case events.DropController(code):
+                self._drop_controller(code)
+            case events.AnnounceState():
+                self._announce()
+            case events.CloseSession(close_code):
+                self._close(close_code)
+
+    def _start_engine(self) -> None:
+        spec = self.spec
+        try:
+            self._engine.start_session(
+                SessionRequest(spec.session_id, spec.model, spec.seed, spec.prompt, spec.pixels, spec.options)
+            )
+        except EngineError as error:
+            self.reason_message = str(error)
+            self._owner.place_freed(self.session_id)
+            self._advance(events.EngineEnded(error.code, is_failure=True, retryable=error.retryable))
+
+    def _pump(self) -> None:
+        """Grant what may be granted, and set the one timer for the pacer's next moment."""
+        flow = self._flowing()
+        through_seq = flow.grant(self._timers.now_s())
+        if through_seq is not None:
+            self._engine.grant(self.session_id, through_seq)
+        moment_s = flow.next_moment_s()
+        if moment_s is None:
+            self._named_timers.cancel(_PACER)
+        else:
+            self._named_timers.arm(_PACER, moment_s, self._pump)
+
+    def _check_ack(self) -> None:
+        """The timer is not moved at every acknowledgement; it looks again when it fires."""
+        if self._ack_due_s is None:
+            return
+        if self._timers.now_s() >= self._ack_due_s:
+            self._ack_due_s = None
+            self._advance(events.TimedOut(Timeout.ACK))
+        else:
+            self._named_timers.arm(Timeout.ACK, self._ack_due_s, self._check_ack)
+
+    def _drop_controller(self, code: str) -> None:
+        assert self._controller is not None
+        peer, self._controller = self._controller, None
+        peer.drop(ProtocolViolation(code, ERROR_CODES[code].meaning))
+
+    def _announce(self) -> None:
+        self._log.info("session.state", state=self.data.state, reason=self.data.reason)
+        if not self.is_over:
+            for peer in self._peers():
+                peer.announce()
+        for watcher in tuple(self.watchers):
+            watcher()
+
+    def _close(self, close_code: int) -> None:
+        """Frames are let go, connections get their last words, the owner hears of it."""
+        data = self.data
+        self._named_timers.cancel_all()
+        if self.flow is not None:
+            self.flow.retention.clear()
+        known = ERROR_CODES.get(data.reason)
+        meaning = self.reason_message or (known.meaning if known is not None else data.reason)
+        error = ErrorRaised(code=data.reason, message=meaning, retryable=data.retryable)
+        for peer in self._peers():
+            peer.finish(self.state_message(), error, close_code, is_fault=close_code == CLOSE_VIOLATION)
+        self._controller = None
+        self._viewers.clear()
+        self._surroundings.metrics.ended.labels(data.reason, str(data.delivered).lower()).inc()
+        self._log.info("session.closed", reason=data.reason, delivered=data.delivered, message=self.reason_message)
+        self._owner.session_closed(self.session_id)
+
+    def _peers(self) -> tuple[Connection, ...]:
+        return (*(() if self._controller is None else (self._controller,)), *self._viewers)
+
+    def _wake_peers(self) -> None:
+        for peer in self._peers():
+            peer.wake()
+
+    def _flowing(self) -> FrameFlow:
+        assert self.flow is not None, "the session was not admitted"
+        return self.flow
+
+    def _described(self) -> ModelDescription:
+        assert self.description is not None, "the session was not admitted"
+        return self.description
+
+    def _desk_of_model(self) -> ControlDesk:
+        assert self._desk is not None, "the session was not admitted"
+        return self._desk
