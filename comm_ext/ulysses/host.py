@@ -9,11 +9,12 @@ site begins (three slots). A lease that is still held then is an error, never a 
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,6 +54,17 @@ class Copy:
         self.target.copy_(part)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor's place in a slot."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    count: int
+    offset: int
+    """Bytes from the slot's start."""
+
+
 @dataclass(slots=True)
 class Slot:
     """One slot of a site, as this rank sees it."""
@@ -61,18 +73,17 @@ class Slot:
     """Per tensor: writes into the windows."""
     results: tuple[torch.Tensor, ...]
     """Per tensor: what the peers wrote for this rank."""
+    parts: tuple[Part, ...]
     lease: memoryview
     """The slot's bytes; every tensor lent from it holds a reference."""
-    idle_references: int = field(default=0)
+    idle_references: int = 0
 
-    def lend(self, plans: tuple[ExchangePlan, ...]) -> list[torch.Tensor]:
+    def lend(self) -> list[torch.Tensor]:
         """Fresh tensors on the slot's bytes. Their storage is their own, so whatever is derived from them counts."""
-        lent, offset = [], 0
-        for plan, result in zip(plans, self.results, strict=True):
-            flat = torch.frombuffer(self.lease, dtype=result.dtype, count=result.numel(), offset=offset)
-            lent.append(flat.view(result.shape))
-            offset += plan.slot_bytes
-        return lent
+        return [
+            torch.frombuffer(self.lease, dtype=part.dtype, count=part.count, offset=part.offset).view(part.shape)
+            for part in self.parts
+        ]
 
     def is_lent(self) -> bool:
         """Whether a lent tensor, or anything that shares its memory, is alive."""
@@ -152,7 +163,7 @@ class HostExchange:
             if site.tag is None:
                 received.extend(result.clone() for result in slot.results)
             else:
-                received.extend(slot.lend(site.plans))
+                received.extend(slot.lend())
         return received
 
     def describe(self) -> dict[str, Any]:
@@ -186,19 +197,22 @@ class HostExchange:
         return region
 
     def _bind(self, plans: tuple[ExchangePlan, ...], region: Region, index: int) -> Slot:
-        start = region.offset + index * region.slot_bytes
-        copies, results = [], []
-        own = self._first_window + self._rank * self._window_bytes
+        slot_start = region.offset + index * region.slot_bytes
+        own_start = self._first_window + self._rank * self._window_bytes + slot_start
+        lease = self._memory[own_start : own_start + region.slot_bytes]
+        copies, parts, offset = [], [], 0
         for plan in plans:
-            dtype = getattr(torch, plan.dtype)
-            base = self._first_window + start
+            dtype, shape = getattr(torch, plan.dtype), plan.output_shape
+            base = self._first_window + slot_start + offset
             copies.append(tuple(self._copy(move, dtype, base) for move in plan.moves(self._window_bytes)))
-            count = torch.Size(plan.output_shape).numel()
-            flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=own + start)
-            results.append(flat.view(plan.output_shape))
-            start += plan.slot_bytes
-        first = own + region.offset + index * region.slot_bytes
-        return Slot(tuple(copies), tuple(results), self._memory[first : first + region.slot_bytes])
+            parts.append(Part(dtype, shape, math.prod(shape), offset))
+            offset += plan.slot_bytes
+        # The results of this rank's own copies out must not look like leases: they stand on the whole memory.
+        results = tuple(
+            torch.frombuffer(self._memory, dtype=part.dtype, count=part.count, offset=own_start + part.offset).view(part.shape)
+            for part in parts
+        )
+        return Slot(tuple(copies), results, tuple(parts), lease)
 
     def _copy(self, move: Move, dtype: torch.dtype, base: int) -> Copy:
         arena = torch.frombuffer(self._memory, dtype=dtype, offset=base, count=(len(self._memory) - base) // dtype.itemsize)
