@@ -59,8 +59,6 @@ class SessionRegistry:
         self._is_stopping = False
         self._all_over = asyncio.Event()
         self._all_over.set()
-        for status in surroundings.engine.models():
-            self._model_changed(status)
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
@@ -120,6 +118,9 @@ class SessionRegistry:
         try:
             if self._is_stopping:
                 raise ApiError("server_stopping", "the server stops and takes no more sessions")
+            description = self._admission.status(wish.model).description
+            if wish.prompt and description is not None and not description.takes_prompt:
+                raise ApiError("control_not_taken", f"model {wish.model!r} takes no prompt", field="body.prompt")
             has_place = self._admission.request(session_id, wish.model)
         except ApiError as error:
             metrics.refused.labels(error.code).inc()

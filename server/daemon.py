@@ -1,0 +1,276 @@
+"""The daemon's life: bind, start the engine, serve, and go in order when told to.
+
+One signal drains: no session is taken any more, those that live deliver what was generated, then the engine stops and the
+sockets close. A second signal, a second later or more, forces. The handlers only record; ``serve`` acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+from ithaka.configs.schema import ServeConfig
+from ithaka.server.app import create_app
+from ithaka.server.auth import Access, SessionTokens
+from ithaka.server.engine_client import Engine, EngineError, ModelChanged
+from ithaka.server.metrics import Metrics
+from ithaka.server.routes.services import Services
+from ithaka.server.session.peer import PeerSettings
+from ithaka.server.session.registry import SessionRegistry
+from ithaka.server.session.spec import Surroundings
+from ithaka.server.session.timers import LoopTimers, Timers, wall_clock_s
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_CANT_START = 2
+EXIT_FORCED = 130
+FORCE_AFTER_S = 1.0
+"""A second signal sooner than this is the same key press (a terminal and a supervisor may both send one)."""
+HTTP_GRACE_S = 2
+"""For connections that are still open when every session is over."""
+
+log = structlog.get_logger()
+
+
+class StartError(Exception):
+    """The daemon can't start; the message says what to change."""
+
+
+class SignalLog:
+    """Signals that came, and when. Handlers only write here."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self._first_s: float | None = None
+        self.asked = asyncio.Event()
+        self.forced = asyncio.Event()
+
+    def record(self) -> None:
+        now_s = self._timers.now_s()
+        if self._first_s is None:
+            self._first_s = now_s
+            self.asked.set()
+        elif now_s - self._first_s >= FORCE_AFTER_S:
+            self.forced.set()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """SIGINT and SIGTERM are ours while this lasts."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.record)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: they would close connections before sessions could drain."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_listening.set()
+
+    def abort_connections(self) -> None:
+        """Cut what did not close in time, its unsent bytes too."""
+        for connection in list(self.server_state.connections):
+            transport = cast("asyncio.Transport | None", getattr(connection, "transport", None))
+            if transport is not None:
+                transport.abort()
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """What ``serve`` is made of once everything is built."""
+
+    config: ServeConfig
+    engine: Engine
+    registry: SessionRegistry
+    http: HttpServer
+    signals: SignalLog
+
+
+async def serve(config: ServeConfig, engine: Engine, *, on_ready: Callable[[str], None]) -> int:
+    """Serve until a signal; ``on_ready`` gets the page's URL once the port listens (models may still be starting).
+
+    Returns the exit code: 0 after a drain, 130 when a second signal forced the end, 2 when it could not start (the reason is
+    logged, no child was started), 1 when the HTTP server failed.
+    """
+    timers = LoopTimers()
+    signals = SignalLog(timers)
+    try:
+        listener = bind(config)
+        daemon = build(config, engine, timers, signals)
+    except StartError as error:
+        log.error("daemon.cant_start", reason=str(error))
+        return EXIT_CANT_START
+    with signals.listening(), contextlib.closing(listener):
+        return await run(daemon, listener, on_ready)
+
+
+def bind(config: ServeConfig) -> socket.socket:
+    """The listening socket. Raises StartError, naming the port."""
+    server = config.server
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise StartError(f"server.host {server.host!r} is no address of this machine: {error.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it: one whose peer takes nothing for this long is cut by the kernel, with what it has not sent.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(config.sessions.ack_timeout_s * 1000))
+    try:
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise StartError(
+            f"port {server.port} of {server.host} can't be used: {error.strerror}; stop what listens there, or choose another "
+            "server.port (0 takes a free one)"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def build(config: ServeConfig, engine: Engine, timers: Timers, signals: SignalLog) -> Daemon:
+    """Everything that lives in the server's process. Raises StartError."""
+    metrics = Metrics()
+    surroundings = Surroundings(engine, timers, config.sessions, metrics, time.monotonic_ns)
+    registry = SessionRegistry(surroundings, wall_s=wall_clock_s)
+    tokens = SessionTokens(secrets.token_bytes(32), config.access.token_lifetime_s, wall_clock_s)
+    peers = PeerSettings(config.server.max_messages_per_s, config.sessions.ack_timeout_s, time.monotonic_ns)
+    services = Services(config, registry, Access(config, tokens), metrics, timers, peers)
+    return Daemon(config, engine, registry, _http_server(config, create_app(services)), signals)
+
+
+def _http_server(config: ServeConfig, app: ASGIApp) -> HttpServer:
+    server = config.server
+    settings = uvicorn.Config(
+        app,
+        ws="websockets-sansio",
+        ws_max_size=server.max_body_bytes,
+        ws_per_message_deflate=False,
+        ws_ping_interval=None,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=HTTP_GRACE_S,
+        ssl_certfile=server.tls_certificate,
+        ssl_keyfile=server.tls_key,
+    )
+    try:
+        settings.load()
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(
+            f"server.tls_certificate {server.tls_certificate} with server.tls_key {server.tls_key} can't be used: {error}"
+        ) from None
+    return HttpServer(settings)
+
+
+def url_of(config: ServeConfig, listener: socket.socket) -> str:
+    """Where a browser on this machine finds the page."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.server.host, config.server.host)
+    scheme = "http" if config.server.tls_certificate is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
+
+
+async def run(daemon: Daemon, listener: socket.socket, on_ready: Callable[[str], None]) -> int:
+    """From the bound socket to the exit code."""
+    try:
+        await daemon.engine.start(daemon.registry.engine_event)
+    except EngineError as error:
+        log.error("daemon.cant_start", reason=str(error))
+        await daemon.engine.stop(deadline_s=_stop_deadline_s(daemon.config))
+        return EXIT_CANT_START
+    for status in daemon.engine.models():
+        daemon.registry.engine_event(ModelChanged(status))
+    serving = asyncio.create_task(daemon.http.serve([listener]))
+    listening = asyncio.create_task(daemon.http.is_listening.wait())
+    asked = asyncio.create_task(daemon.signals.asked.wait())
+    try:
+        await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if listening.done():
+            url = url_of(daemon.config, listener)
+            log.info("daemon.listening", url=url)
+            on_ready(url)
+            await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            log.error("daemon.http_failed", exc_info=serving.exception())
+        code = await _leave(daemon)
+        return EXIT_FAILED if serving.done() else code
+    finally:
+        await _stop_http(daemon, serving)
+        for task in (listening, asked):
+            task.cancel()
+
+
+async def _leave(daemon: Daemon) -> int:
+    """Drain the sessions, or force them; then stop the engine."""
+    daemon.registry.stop_admitting()
+    forced = asyncio.create_task(daemon.signals.forced.wait())
+    try:
+        was_forced = await _drain(daemon, forced)
+        if was_forced:
+            daemon.registry.force_all()
+            daemon.engine.kill()
+        stopping = asyncio.create_task(daemon.engine.stop(deadline_s=_stop_deadline_s(daemon.config)))
+        await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            was_forced = True
+            daemon.engine.kill()
+        await stopping
+    finally:
+        forced.cancel()
+    log.info("daemon.stopped", forced=was_forced)
+    return EXIT_FORCED if was_forced else EXIT_DONE
+
+
+async def _drain(daemon: Daemon, forced: asyncio.Task[bool]) -> bool:
+    """Until every session is over; each has its own deadlines. True when a second signal cut it short."""
+    log.info("daemon.draining", sessions=sum(not session.is_over for session in daemon.registry.all()))
+    daemon.registry.drain_all()
+    over = asyncio.create_task(daemon.registry.wait_all_over())
+    try:
+        await asyncio.wait({over, forced}, return_when=asyncio.FIRST_COMPLETED)
+        return not over.done()
+    finally:
+        over.cancel()
+
+
+async def _stop_http(daemon: Daemon, serving: asyncio.Task[None]) -> None:
+    """uvicorn's own order, with an end to it: connections that do not close are cut."""
+    daemon.http.should_exit = True
+    await asyncio.wait({serving}, timeout=HTTP_GRACE_S)
+    daemon.http.abort_connections()
+    await asyncio.wait({serving})
+
+
+def _stop_deadline_s(config: ServeConfig) -> float:
+    """Three rungs: cooperative, terminate, kill."""
+    return 3 * config.supervisor.stop_timeout_s

@@ -1,0 +1,128 @@
+"""What every HTTP request passes before any route: Host and Origin, the body's size and type; headers for every answer."""
+
+from __future__ import annotations
+
+import email.message
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ithaka.server.auth import HostGuard
+from ithaka.server.errors import ApiError, error_body
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "font-src 'self'",
+        "media-src 'self' blob:",
+        "connect-src 'self'",
+        "worker-src 'self'",
+        "manifest-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    return JSONResponse(error_body(error.code, str(error), error.field), error.status, error.headers)
+
+
+class SecurityHeaders:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class RequestGuard:
+    """Foreign Host or Origin: 403. Body above ``max_body_bytes``: 413, whether announced or not. Not JSON: 415."""
+
+    def __init__(self, app: ASGIApp, guard: HostGuard, max_body_bytes: int) -> None:
+        self._app = app
+        self._guard = guard
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._guard.check(headers.get("host"), headers.get("origin"))
+            self._check_body(headers)
+            body = await self._read_body(receive) if _has_body(headers) else b""
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    def _check_body(self, headers: Headers) -> None:
+        if not _has_body(headers):
+            return
+        announced = headers.get("content-length", "0")
+        if not announced.isdecimal() or int(announced) > self._max_body_bytes:
+            raise self._too_large()
+        kind = email.message.Message()
+        kind["content-type"] = headers.get("content-type", "")
+        if kind.get_content_type() != "application/json":
+            raise ApiError("unsupported_media_type", "send the body as Content-Type: application/json")
+
+    async def _read_body(self, receive: Receive) -> bytes:
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return bytes(body)
+            body += message.get("body", b"")
+            if len(body) > self._max_body_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    def _too_large(self) -> ApiError:
+        return ApiError("body_too_large", f"a body has at most {self._max_body_bytes} bytes", headers={"Connection": "close"})
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body that was read, then whatever the connection says."""
+    is_told = False
+
+    async def replayed() -> Message:
+        nonlocal is_told
+        if is_told:
+            return await receive()
+        is_told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
