@@ -121,6 +121,16 @@ async def test_controls_carry_growing_ids_and_come_back_in_frames() -> None:
     ]
 
 
+async def test_what_the_model_does_not_take_is_not_sent() -> None:
+    server = FakeServer(takes_all=False)
+    async with session_of(server) as session:
+        with pytest.raises(UsageError, match="no prompt"):
+            await session.control(prompt="snow")
+        with pytest.raises(UsageError, match="no pointer"):
+            await session.control(pointer=(1, 0))
+        assert await session.control(pressed=["KeyW"]) == 1
+
+
 async def test_a_resume_tells_the_keys_again_and_what_was_asked_for() -> None:
     server = FakeServer(total=40)
     async with session_of(server) as session:

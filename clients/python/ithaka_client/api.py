@@ -34,7 +34,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session as the server described it at one moment. ``delivered`` is None until the end."""
+    """A session as the server described it at one moment.
+
+    Size and rate are None until the model was ready once; ``delivered`` is None until the end.
+    """
 
     id: str
     state: str
@@ -42,9 +45,9 @@ class SessionInfo:
     seed: int
     prompt: str
     pixels: str
-    width: int
-    height: int
-    fps: int
+    width: int | None
+    height: int | None
+    fps: int | None
     window_frames: int
     queue_position: int | None
     generated_seq: int
@@ -205,9 +208,9 @@ def _parse_session(answer: Any) -> SessionInfo:
             seed=int(answer["seed"]),
             prompt=str(answer["prompt"]),
             pixels=str(answer["pixels"]),
-            width=int(answer["width"]),
-            height=int(answer["height"]),
-            fps=int(answer["fps"]),
+            width=answer["width"],
+            height=answer["height"],
+            fps=answer["fps"],
             window_frames=int(answer["window_frames"]),
             queue_position=answer.get("queue_position"),
             generated_seq=int(answer["generated_seq"]),

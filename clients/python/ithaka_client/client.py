@@ -55,7 +55,7 @@ class Client:
         max_frames: int | None = None,
         options: dict[str, Any] | None = None,
         connect_timeout_s: float = 60.0,
-        resume_timeout_s: float = 30.0,
+        resume_timeout_s: float = 90.0,
     ) -> Session:
         """A new session, admitted or queued; ``Session.connect`` waits for its turn.
 

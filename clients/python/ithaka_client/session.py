@@ -111,9 +111,14 @@ class Session:
         """Keys by KeyboardEvent.code, pointer motion (dx, dy) in CSS pixels, right and down positive.
 
         Returns the control's id: the first frame whose ``control_id`` is at least this used it. During an outage it waits;
-        what a lost connection swallowed is told again after the next resume (keys and prompt, not motion).
+        what a lost connection swallowed is told again after the next resume (keys and prompt, not motion). Raises UsageError
+        for what the model does not take.
         """
-        await self._stream.connect()
+        hello = await self._stream.connect()
+        if prompt is not None and not hello.takes_prompt:
+            raise UsageError(f"The model {hello.model} takes no prompt.")
+        if pointer != (0.0, 0.0) and not hello.takes_pointer:
+            raise UsageError(f"The model {hello.model} takes no pointer.")
         control = Control(self._next_control_id(), tuple(pressed), tuple(released), pointer[0], pointer[1], prompt)
         self._keys.apply(control)
         await self._stream.send(build_control(control))
@@ -134,8 +139,11 @@ class Session:
 
         The file is complete when ``frames`` ends, the session closes, or the recorder is closed.
         """
+        fps = self.info.fps if self._stream.hello is None else self._stream.hello.fps
+        if fps is None:
+            raise UsageError("The model's rate is not known yet: record after connect().")
         self._close_recorder()
-        self._recorder = Recorder(path, fps=self.info.fps)
+        self._recorder = Recorder(path, fps=fps)
         return self._recorder
 
     async def aclose(self) -> None:
