@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ithaka.comm_ext.ulysses.errors import UlyssesClosedError, UlyssesErrorCode, UlyssesPeerError
+from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesPeerError
 from ithaka.comm_ext.ulysses.plan import ExchangePlan
 
 
@@ -25,7 +25,6 @@ class Alone:
 
     def __init__(self) -> None:
         self._fault: UlyssesPeerError | None = None
-        self._closed = False
         self._calls = 0
 
     def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None) -> AloneSite:
@@ -53,12 +52,14 @@ class Alone:
     def refuse(self, reason: str) -> None:
         """See Membership: there is nobody to tell."""
 
-    def check(self) -> None:
+    def ensure_sound(self) -> None:
         """See Membership."""
-        if self._closed:
-            raise UlyssesClosedError(UlyssesErrorCode.CLOSED, "this communicator is closed")
         if self._fault is not None:
             raise UlyssesPeerError(self._fault.code, self._fault.rank, str(self._fault))
+
+    def check(self) -> None:
+        """See Membership."""
+        self.ensure_sound()
 
     def abort(self, reason: str) -> None:
         """See Membership."""
@@ -66,9 +67,7 @@ class Alone:
             self._fault = UlyssesPeerError(UlyssesErrorCode.PEER_ABORTED, 0, f"rank 0 gave up: {reason}")
 
     def close(self) -> None:
-        """See Membership."""
-        self._closed = True
+        """See Membership: there is nothing to leave."""
 
     def release(self) -> None:
-        """See Membership."""
-        self._closed = True
+        """See Membership: there is nothing to leave."""

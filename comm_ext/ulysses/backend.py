@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 class Membership(Protocol):
     """Life and faults. Faults are sticky: once broken, every call on every rank raises the same UlyssesPeerError."""
 
+    def ensure_sound(self) -> None:
+        """Raise the group's fault if there is one; cheap enough for every call."""
+        ...
+
     def refuse(self, reason: str) -> None:
         """Tell the peers that this rank turned a call down. Harmless if they all did."""
         ...

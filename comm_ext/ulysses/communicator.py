@@ -31,9 +31,9 @@ from ithaka.comm_ext.ulysses.errors import (
 from ithaka.comm_ext.ulysses.group import RankGroup
 from ithaka.comm_ext.ulysses.host import HostExchange
 from ithaka.comm_ext.ulysses.ops import register, traced_exchange, traced_send, traced_wait
-from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, key_value_head_splits, plan_exchange
+from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, plan_exchange
 from ithaka.comm_ext.ulysses.rendezvous import MAX_UNSETTLED, Rendezvous
-from ithaka.comm_ext.ulysses.validation import NO_DEVICE_ENGINE, check_input, check_output, refusal_of
+from ithaka.comm_ext.ulysses.validation import NO_DEVICE_ENGINE, check_input, check_output, grouped_head_splits, refusal_of
 
 Backend = Literal["auto", "copy_engine", "sm", "nccl", "host"]
 Splits = Sequence[int] | None
@@ -307,6 +307,7 @@ class UlyssesCommunicator:
     def _call(self) -> _Call:
         if self._closed:
             raise _closed_error()
+        self._membership.ensure_sound()
         return _Call(self._membership)
 
     def _site(
@@ -324,16 +325,9 @@ class UlyssesCommunicator:
         key = (direction, tag, seq_splits, head_splits, *((tensor.shape, tensor.dtype) for tensor in tensors))
         site = self._sites.get(key)
         if site is None:
-            heads = tensors[0].shape[2] if tensors[0].dim() == 4 else 0
             plans = tuple(
-                self._plan(
-                    direction,
-                    tensor.shape,
-                    tensor.dtype,
-                    seq_splits,
-                    key_value_head_splits(heads, tensor.shape[2], head_splits) if len(tensors) > 1 else head_splits,
-                )
-                for tensor in tensors
+                self._plan(direction, tensor.shape, tensor.dtype, seq_splits, splits)
+                for tensor, splits in zip(tensors, grouped_head_splits(tensors, head_splits), strict=True)
             )
             self._make_room()
             site = self._sites[key] = self._exchange.prepare(plans, tag)

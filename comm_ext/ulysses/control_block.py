@@ -3,7 +3,7 @@
     page 0                 fault word, number of ranks, then the fault record (code, culprit, words)
     one line per rank      posted count, state (absent, joined, closing)
     one row per rank       the signatures of its last calls, a ring by call number
-    one mailbox per rank   facts at joining, words of a refusal later
+    two texts per rank     its card, written once when it joins; why it refused a call, last one
     ...                    windows follow at ``control_bytes``
 
 Each word has one writer, but for the fault record, whose writer holds the group's only verdict token. Words are 8 bytes,
@@ -20,8 +20,7 @@ WORD_BYTES = 8
 MAX_RANKS = 64
 NUM_RANKS_WORD = 1
 SIGNATURE_RING = 64
-MAILBOX_BYTES = 1024
-FAULT_TEXT_BYTES = 1024
+TEXT_BYTES = 1024
 _FAULT_TEXT_OFFSET = 64
 
 
@@ -35,7 +34,7 @@ class RankState(IntEnum):
 
 def control_bytes(num_ranks: int) -> int:
     """Bytes before the first window, whole pages."""
-    per_rank = LINE_BYTES + SIGNATURE_RING * WORD_BYTES + MAILBOX_BYTES
+    per_rank = LINE_BYTES + SIGNATURE_RING * WORD_BYTES + 2 * TEXT_BYTES
     return PAGE_BYTES + -(-num_ranks * per_rank // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -52,35 +51,42 @@ class ControlBlock:
         self.posted_word = tuple(lines + rank * LINE_BYTES // WORD_BYTES for rank in range(num_ranks))
         self.state_word = tuple(word + 1 for word in self.posted_word)
         self.signature_word = tuple(rows + rank * SIGNATURE_RING for rank in range(num_ranks))
-        mailboxes = (rows + num_ranks * SIGNATURE_RING) * WORD_BYTES
-        self._mailbox = tuple(mailboxes + rank * MAILBOX_BYTES for rank in range(num_ranks))
+        self._texts = (rows + num_ranks * SIGNATURE_RING) * WORD_BYTES
 
-    def write_mailbox(self, rank: int, text: str) -> None:
-        """Replace the text in the mailbox of ``rank``, cut to what fits."""
-        self._write_text(self._mailbox[rank], MAILBOX_BYTES, text)
+    def write_card(self, rank: int, text: str) -> None:
+        """What ``rank`` is, cut to what fits; written once, because others may read it at any time from then on."""
+        self._write_text(self._texts + 2 * rank * TEXT_BYTES, text)
 
-    def read_mailbox(self, rank: int) -> str:
-        """The text that ``rank`` left."""
-        return self._read_text(self._mailbox[rank], MAILBOX_BYTES)
+    def read_card(self, rank: int) -> str:
+        """The card of ``rank``."""
+        return self._read_text(self._texts + 2 * rank * TEXT_BYTES)
+
+    def write_reason(self, rank: int, text: str) -> None:
+        """Why ``rank`` refuses the call that it is about to post."""
+        self._write_text(self._texts + (2 * rank + 1) * TEXT_BYTES, text)
+
+    def read_reason(self, rank: int) -> str:
+        """Why ``rank`` refused its last refused call."""
+        return self._read_text(self._texts + (2 * rank + 1) * TEXT_BYTES)
 
     def write_fault(self, text: str) -> None:
         """Write the fault record; the fault word, set afterwards, makes it valid."""
-        self._write_text(_FAULT_TEXT_OFFSET, FAULT_TEXT_BYTES, text)
+        self._write_text(_FAULT_TEXT_OFFSET, text)
 
     def read_fault(self) -> str:
         """The fault record, valid once the fault word is set."""
-        return self._read_text(_FAULT_TEXT_OFFSET, FAULT_TEXT_BYTES)
+        return self._read_text(_FAULT_TEXT_OFFSET)
 
     def release(self) -> None:
         """Let go of the memory, so that its mapping can close."""
         self.words.release()
         self._bytes.release()
 
-    def _write_text(self, offset: int, limit_bytes: int, text: str) -> None:
-        data = text.encode()[: limit_bytes - WORD_BYTES]
+    def _write_text(self, offset: int, text: str) -> None:
+        data = text.encode()[: TEXT_BYTES - WORD_BYTES]
         self._bytes[offset + WORD_BYTES : offset + WORD_BYTES + len(data)] = data
         self._bytes[offset : offset + WORD_BYTES] = len(data).to_bytes(WORD_BYTES, "little")
 
-    def _read_text(self, offset: int, limit_bytes: int) -> str:
-        length = min(int.from_bytes(self._bytes[offset : offset + WORD_BYTES], "little"), limit_bytes - WORD_BYTES)
+    def _read_text(self, offset: int) -> str:
+        length = min(int.from_bytes(self._bytes[offset : offset + WORD_BYTES], "little"), TEXT_BYTES - WORD_BYTES)
         return bytes(self._bytes[offset + WORD_BYTES : offset + WORD_BYTES + length]).decode(errors="replace")

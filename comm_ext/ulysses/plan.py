@@ -177,13 +177,13 @@ def output_shape(
     return (batch, seq * num_ranks if seq_splits is None else sum(seq_splits), own_heads, dim)
 
 
-def key_value_head_splits(heads: int, kv_heads: int, head_splits: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The splits of grouped key/value heads that keep the ratio of queries to keys on each rank; None stays None (even).
+def key_value_head_splits(heads: int, kv_heads: int, head_splits: Sequence[int]) -> tuple[int, ...]:
+    """The splits of grouped key/value heads that keep the ratio of queries to keys on each rank.
 
     Raises UlyssesInputError (BAD_SHAPE) if a rank's query heads would need a part of a key head.
     """
-    if head_splits is None or kv_heads == heads:
-        return None if head_splits is None else tuple(head_splits)
+    if kv_heads == heads:
+        return tuple(head_splits)
     if heads % kv_heads or any(share * kv_heads % heads for share in head_splits):
         raise _bad_shape(f"head_splits {list(head_splits)} of {heads} query heads cut one of {kv_heads} key heads")
     return tuple(share * kv_heads // heads for share in head_splits)

@@ -89,14 +89,14 @@ class Rendezvous:
                 UlyssesErrorCode.BAD_ARGUMENT, f"rank {rank} of this group already joined: make new GroupDescriptors"
             )
         card = {"process": asdict(ProcessIdentity.own()), "facts": facts, "refusal": str(refusal or "")[:_REFUSAL_CHARS]}
-        control.write_mailbox(rank, json.dumps(card))
+        control.write_card(rank, json.dumps(card))
         self._enter(RankState.JOINED)
         if refusal is not None:
             raise refusal
         for peer in self._peers:
             if not self._await_state(peer, RankState.JOINED, timeout_s):
                 self._break(UlyssesErrorCode.PEER_TIMED_OUT, peer, f"rank {peer} did not join within {timeout_s:g} s")
-        cards = {peer: json.loads(control.read_mailbox(peer)) for peer in self._peers}
+        cards = {peer: json.loads(control.read_card(peer)) for peer in self._peers}
         self._watch = PeerWatch({peer: ProcessIdentity(**cards[peer]["process"]) for peer in self._peers})
         for peer in self._peers:
             if cards[peer]["refusal"]:
@@ -109,7 +109,7 @@ class Rendezvous:
                 )
 
     def ensure_sound(self) -> None:
-        """Raise the group's fault if there is one; cheap enough for every call."""
+        """See Membership."""
         if self._words[self._control.fault_word]:
             self._raise_fault()
 
@@ -144,7 +144,7 @@ class Rendezvous:
     def refuse(self, reason: str) -> None:
         """See Membership."""
         if not self._closed and not self._words[self._control.fault_word]:
-            self._control.write_mailbox(self._rank, reason)
+            self._control.write_reason(self._rank, reason)
             self.post(REFUSED)
             self.counters.refusals += 1
 
@@ -236,10 +236,10 @@ class Rendezvous:
             if theirs == own and words[control.posted_word[peer]] - call < SIGNATURE_RING:
                 continue
             if theirs == REFUSED:
-                reason = control.read_mailbox(peer)
+                reason = control.read_reason(peer)
                 self._break(UlyssesErrorCode.PEER_REFUSED, peer, f"rank {peer} refused call {call}: {reason}")
             if own == REFUSED:
-                reason = control.read_mailbox(self._rank)
+                reason = control.read_reason(self._rank)
                 self._break(UlyssesErrorCode.PEER_REFUSED, self._rank, f"rank {self._rank} refused call {call}: {reason}")
             self._break(
                 UlyssesErrorCode.PEER_DISAGREED,
