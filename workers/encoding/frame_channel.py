@@ -41,7 +41,7 @@ class FrameChannel:
     """Takes on the main thread; tasks finish on the sessions' threads."""
 
     def __init__(self, fds: Sequence[int], on_drained: Callable[[], None]) -> None:
-        """Takes over ``fds``. ``on_drained`` is called, from any thread, whenever ``is_drained`` may have turned true.
+        """Takes over ``fds``. ``on_drained`` is called from any thread when ``is_drained`` has turned true.
 
         Raises ChannelError.
         """
@@ -104,7 +104,7 @@ class FrameChannel:
         """The producer is gone or closed: what ``take`` finds from now on is the rest."""
         with self._lock:
             self._is_detached = True
-        self._on_drained()
+        self._tell_if_drained()
 
     def finish(self, task: FrameTask, *, is_published: bool) -> None:
         """See FrameTask."""
@@ -113,7 +113,7 @@ class FrameChannel:
             if is_published:
                 self._last_seqs[task.header.session_id] = task.header.seq
             self._outstanding -= 1
-        self._on_drained()
+        self._tell_if_drained()
 
     def close(self) -> None:
         """Leave the channel."""
@@ -122,4 +122,8 @@ class FrameChannel:
     def _set_exhausted(self) -> None:
         with self._lock:
             self._is_exhausted = True
-        self._on_drained()
+        self._tell_if_drained()
+
+    def _tell_if_drained(self) -> None:
+        if self.is_drained:
+            self._on_drained()

@@ -1,0 +1,189 @@
+"""Producer and consumers take turns at every single memory access, and die at any of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ithaka.comm_ext.channel import ring
+from ithaka.comm_ext.channel.base import ChannelClosedError
+from ithaka.comm_ext.channel.fence import make_fence
+from ithaka.comm_ext.channel.layout import WORD_PUBLISHED, Geometry
+
+NUM_MESSAGES = 4
+
+
+class KilledError(BaseException):
+    """This side is dead; nothing below may catch it."""
+
+
+class Turns:
+    """Lets one side run at a time and chooses at every access who goes on.
+
+    ``choices``: (side, for how many accesses), again and again; a side that is done leaves its turns to the others.
+    """
+
+    def __init__(self, choices: list[tuple[int, int]], deaths: dict[str, int]) -> None:
+        self._choices = [side for side, num_accesses in choices for _ in range(num_accesses)]
+        self._deaths = deaths
+        self._alive: list[str] = []
+        self._gates: dict[str, threading.Semaphore] = {}
+        self._num_steps = 0
+        self._current = ""
+        self._accesses: dict[str, int] = {}
+
+    def run(self, sides: dict[str, Callable[[], None]]) -> list[BaseException]:
+        errors: list[BaseException] = []
+        done = threading.Semaphore(0)
+        self._alive = list(sides)
+        self._gates = {name: threading.Semaphore(0) for name in sides}
+
+        def live(name: str, act: Callable[[], None]) -> None:
+            self._gates[name].acquire()
+            try:
+                act()
+            except KilledError:
+                pass
+            except BaseException as error:
+                errors.append(error)
+            self._alive.remove(name)
+            if self._alive:
+                self._gates[self._choose()].release()
+            else:
+                done.release()
+
+        threads = [threading.Thread(target=live, args=side, daemon=True) for side in sides.items()]
+        for thread in threads:
+            thread.start()
+        self._gates[self._choose()].release()
+        assert done.acquire(timeout=60), "the sides wait for each other"
+        for thread in threads:
+            thread.join()
+        return errors
+
+    def step(self) -> None:
+        """An access of the side that runs now."""
+        name = self._current
+        self._accesses[name] = self._accesses.get(name, 0) + 1
+        if self._accesses[name] == self._deaths.get(name):
+            raise KilledError
+        chosen = self._choose()
+        if chosen != name:
+            self._gates[chosen].release()
+            self._gates[name].acquire()
+            self._current = name
+
+    def _choose(self) -> str:
+        step, self._num_steps = self._num_steps, self._num_steps + 1
+        lap, position = divmod(step, len(self._choices))
+        # Every lap is shifted, so that everybody gets on whatever was chosen.
+        self._current = self._alive[(self._choices[position] + lap) % len(self._alive)]
+        return self._current
+
+
+class SteppedWords:
+    def __init__(self, num_words: int, turns: Turns) -> None:
+        self.words = [0] * num_words
+        self._turns = turns
+
+    def __getitem__(self, index: int, /) -> int:
+        self._turns.step()
+        return self.words[index]
+
+    def __setitem__(self, index: int, value: int, /) -> None:
+        self._turns.step()
+        self.words[index] = value
+
+
+@dataclass
+class World:
+    turns: Turns
+    geometry: Geometry
+    words: SteppedWords = field(init=False)
+    payload: list[list[int]] = field(init=False)
+    seen: dict[int, list[int]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.words = SteppedWords(self.geometry.num_words, self.turns)
+        self.payload = [[0, 0] for _ in range(self.geometry.num_slots)]
+
+    def produce(self) -> None:
+        fence = make_fence()
+        try:
+            producer = ring.ProducerRing(self.words, self.geometry, fence)
+            for sequence in range(1, NUM_MESSAGES + 1):
+                while (slot := producer.claim()) is None:
+                    pass
+                for half in (0, 1):
+                    self.turns.step()
+                    self.payload[slot][half] = sequence
+                assert producer.publish(slot) == sequence
+        except KilledError:
+            self.words.words[6] = 1  # what the owner does for a dead producer
+            raise
+        ring.close_producer(self.words, fence)
+
+    def consume(self, index: int, num_held: int) -> None:
+        fence = make_fence("aarch64")  # the fence of other machines, run for real
+        held: list[tuple[int, int]] = []
+        seen = self.seen.setdefault(index, [])
+        try:
+            consumer = ring.ConsumerRing(self.words, self.geometry, index, fence)
+            try:
+                while True:
+                    taken = consumer.take()
+                    if taken is not None:
+                        seen.append(taken[1])
+                        held.append(taken)
+                    if held and (taken is None or len(held) > num_held):
+                        self.give_back(consumer, *held.pop(0))
+            except ChannelClosedError:
+                self.ended.add(index)
+            while held:
+                self.give_back(consumer, *held.pop())
+        except KilledError:
+            self.words.words[self.geometry.gone_word(index)] = 1  # what the owner does for a dead consumer
+            raise
+
+    def give_back(self, consumer: ring.ConsumerRing, slot: int, sequence: int) -> None:
+        for half in (0, 1):
+            self.turns.step()
+            assert self.payload[slot][half] == sequence
+        consumer.release(sequence)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    num_slots=st.integers(1, 3),
+    held=st.lists(st.integers(0, 2), min_size=1, max_size=3),
+    choices=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=40),
+    deaths=st.dictionaries(st.sampled_from(["producer", "consumer 0", "consumer 2"]), st.integers(1, 100), max_size=2),
+)
+def test_survivors_see_everything_once_in_order(
+    num_slots: int, held: list[int], choices: list[tuple[int, int]], deaths: dict[str, int]
+) -> None:
+    turns = Turns(choices, deaths)
+    world = World(turns, Geometry(5, num_slots, 64, len(held)))
+
+    def consume(index: int) -> Callable[[], None]:
+        return lambda: world.consume(index, held[index])
+
+    errors = turns.run({"producer": world.produce} | {f"consumer {index}": consume(index) for index in range(len(held))})
+
+    all_gone = all(world.words.words[world.geometry.gone_word(index)] for index in range(len(held)))
+    if all_gone:  # then the producer is told
+        errors = [error for error in errors if not isinstance(error, ChannelClosedError)]
+    assert errors == []
+    num_published = world.words.words[WORD_PUBLISHED]
+    assert num_published == NUM_MESSAGES or "producer" in deaths or all_gone
+    for index, seen in world.seen.items():
+        if index in world.ended:
+            assert seen == list(range(1, num_published + 1))
+        else:
+            assert seen == list(range(1, len(seen) + 1))
+            assert f"consumer {index}" in deaths
