@@ -13,6 +13,7 @@ from rich.table import Table
 from ithaka.configs.load import ConfigError, load_config
 from ithaka.configs.logs import configure_logs
 from ithaka.configs.schema import ServeConfig
+from ithaka.workers.families.registry import family_names
 
 EXIT_USAGE = 2
 
@@ -92,8 +93,6 @@ def generate(
 @app.command()
 def models(config: ConfigOption = None) -> None:
     """List the models of the configuration and the families a configuration can name."""
-    from ithaka.workers.families.registry import families
-
     settings = _load(config, {})
     table = Table("model", "family", "ranks", "device", "sessions at once", "options", box=None, header_style="bold")
     for model in settings.models:
@@ -101,7 +100,7 @@ def models(config: ConfigOption = None) -> None:
         table.add_row(model.name, model.family, str(model.ranks), model.device, str(model.max_sessions), options)
     console = Console()
     console.print(table)
-    console.print(f"\nfamilies: {', '.join(families())}", highlight=False)
+    console.print(f"\nfamilies: {', '.join(family_names())}", highlight=False)
 
 
 @app.command()
@@ -128,9 +127,14 @@ def main() -> None:
 def _load(path: Path | None, flags: dict[str, dict[str, Any]]) -> ServeConfig:
     given = {section: {name: value for name, value in fields.items() if value is not None} for section, fields in flags.items()}
     try:
-        return load_config(path, {section: fields for section, fields in given.items() if fields})
+        config = load_config(path, {section: fields for section, fields in given.items() if fields})
     except ConfigError as error:
         raise _refuse(str(error)) from error
+    for index, model in enumerate(config.models):
+        if model.family not in family_names():
+            known = ", ".join(family_names())
+            raise _refuse(f"{path or 'configuration'}: models.{index}.family = {model.family!r}: expected one of {known}")
+    return config
 
 
 def _refuse(message: str, *, code: int = EXIT_USAGE) -> typer.Exit:

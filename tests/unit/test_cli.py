@@ -1,0 +1,53 @@
+"""The command line refuses what it can't do before anything starts, and says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ithaka.server.cli import EXIT_USAGE, app
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "-c", "none.yaml"], "none.yaml: No such file"),
+        (["serve", "--port", "70000"], "command line: server.port = 70000"),
+        (["serve", "--host", "0.0.0.0"], "needs at least one key"),
+        (["serve", "--log-level", "loud"], "log.level = 'loud'"),
+        (["generate", "clip.avi"], "give the path of an .mp4"),
+        (["generate", "no/such/folder/clip.mp4"], "a folder that exists"),
+        (["generate", "clip.mp4", "-m", "other"], "no model 'other' in the configuration; it has labyrinth"),
+        (["generate", "clip.mp4", "--controls", "none.yaml"], "none.yaml: No such file"),
+    ],
+)
+def test_what_can_not_be_done_ends_with_2_and_a_reason(arguments: list[str], said: str) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == EXIT_USAGE
+    assert said in result.stderr
+
+
+def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("models: [{name: a, family: labyrint}]")
+    result = runner.invoke(app, ["serve", "-c", str(path)])
+    assert result.exit_code == EXIT_USAGE
+    assert f"{path}: models.0.family = 'labyrint': expected one of labyrinth, synthetic" in result.stderr
+
+
+def test_models_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("models: [{name: bars, family: synthetic, options: {fps: 16}}]")
+    result = runner.invoke(app, ["models", "-c", str(path)])
+    assert result.exit_code == 0
+    assert "bars" in result.stdout and "fps=16" in result.stdout and "labyrinth, synthetic" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "models", "doctor"])
+def test_every_command_explains_itself(command: str) -> None:
+    result = runner.invoke(app, [command, "--help"])
+    assert result.exit_code == 0 and "--config" in result.stdout
