@@ -1,0 +1,185 @@
+"""The whole daemon as its user starts and stops it: real processes, real signals, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import websockets
+
+from ithaka_client import Client
+from ithaka_client.protocol import EndOfStream, Hello, parse_message
+
+CONFIG = """
+models:
+  - {name: barcodes, family: synthetic, ranks: 2, max_sessions: 1, options: {width: 192, height: 128, fps: 30}}
+sessions: {drain_timeout_s: 3}
+log: {level: warning}
+"""
+GONE_WITHIN_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    url: str
+    process: subprocess.Popen[str]
+    children: list[psutil.Process]
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    async def ended(self) -> int:
+        return await asyncio.to_thread(self.process.wait, 30)
+
+    def assert_nothing_is_left(self) -> None:
+        _, alive = psutil.wait_procs(self.children, timeout=GONE_WITHIN_S)
+        assert not alive, f"still there: {[child.cmdline() for child in alive]}"
+        with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
+            probe.connect(("127.0.0.1", httpx.URL(self.url).port or 0))
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Running]:
+    path = tmp_path / "daemon.yaml"
+    path.write_text(CONFIG)
+    with started("-c", str(path), "--port", "0") as process:
+        assert process.stdout is not None
+        url = next(match for line in process.stdout if (match := re.search(r"http://\S+", line))).group(0).rstrip("/")
+        while httpx.get(f"{url}/readyz").status_code != 200:
+            assert process.poll() is None
+        yield Running(url, process, psutil.Process(process.pid).children(recursive=True))
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ithaka.server.cli", "serve", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.asynccontextmanager
+async def stream(daemon: Running) -> AsyncIterator[tuple[websockets.ClientConnection, Hello]]:
+    """A bare controller that has heard hello and said nothing yet."""
+    async with httpx.AsyncClient(base_url=daemon.url) as http:
+        session = (await http.post("/v1/sessions", json={"model": "barcodes"})).json()
+    async with websockets.connect(
+        f"{daemon.url.replace('http', 'ws')}{session['stream_path']}", subprotocols=[websockets.Subprotocol("ithaka.v1")]
+    ) as socket_:
+        while not isinstance(hello := parse_message(str(await socket_.recv())), Hello):
+            pass
+        yield socket_, hello
+
+
+async def test_a_streaming_session_is_delivered_before_the_daemon_goes(daemon: Running) -> None:
+    async with Client(daemon.url) as client, await client.create_session("barcodes") as session:
+        seqs = []
+        async for frame in session.frames():
+            seqs.append(frame.seq)
+            if frame.seq == 10:
+                daemon.interrupt()
+        assert seqs == list(range(1, len(seqs) + 1))
+        assert session.outcome is not None
+        assert (session.outcome.delivered, session.outcome.reason) == (True, "server_stopping")
+    assert await daemon.ended() == 0
+    daemon.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("state", ["queued", "connecting", "connected", "paused", "detached", "draining"])
+async def test_one_interrupt_ends_every_kind_of_session(daemon: Running, state: str) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=daemon.url))
+        if state == "queued":
+            await http.post("/v1/sessions", json={"model": "barcodes"})
+        if state in ("queued", "connecting"):
+            created = await http.post("/v1/sessions", json={"model": "barcodes"})
+            assert created.status_code == (202 if state == "queued" else 201)
+        else:
+            socket_, hello = await stack.enter_async_context(stream(daemon))
+            if state != "connected":
+                await socket_.send(json.dumps({"type": "resume", "stream": hello.stream, "next_seq": 1}))
+                assert isinstance(await socket_.recv(), bytes | str)
+            if state == "detached":
+                await socket_.close()
+            elif state in ("paused", "draining"):
+                await socket_.send(json.dumps({"type": "pause" if state == "paused" else "end"}))
+            wanted = "connecting" if state == "connected" else state
+            while (await http.get(f"/v1/sessions/{hello.session}")).json()["state"] != wanted:
+                pass
+        daemon.interrupt()
+        assert await daemon.ended() == 0
+    daemon.assert_nothing_is_left()
+
+
+async def test_an_idle_daemon_ends_at_once(daemon: Running) -> None:
+    daemon.process.send_signal(signal.SIGTERM)
+    assert await daemon.ended() == 0
+    daemon.assert_nothing_is_left()
+
+
+async def test_a_second_interrupt_forces_a_client_that_never_says_fin(daemon: Running) -> None:
+    async with stream(daemon) as (socket_, hello):
+        await socket_.send(json.dumps({"type": "resume", "stream": hello.stream, "next_seq": 1}))
+        await socket_.recv()
+        daemon.interrupt()
+        while not isinstance(message := await socket_.recv(), str) or not isinstance(parse_message(message), EndOfStream):
+            pass
+        with pytest.raises(subprocess.TimeoutExpired):
+            daemon.process.wait(1.1)
+        daemon.interrupt()
+        assert await daemon.ended() == 130
+    daemon.assert_nothing_is_left()
+
+
+async def test_a_killed_daemon_takes_its_children_along(daemon: Running) -> None:
+    assert len(daemon.children) == 3
+    daemon.process.kill()
+    await daemon.ended()
+    daemon.assert_nothing_is_left()
+
+
+def test_a_port_in_use_ends_with_2_before_any_child() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, started("--port", str(taken.getsockname()[1])) as process:
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 2
+        assert f"port {taken.getsockname()[1]} of 127.0.0.1 can't be used" in stderr
+        assert "choose another" in stderr
+
+
+async def test_a_model_that_can_not_start_is_told_by_readyz(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "models: [{name: bad, family: synthetic, options: {widht: 64}}]\n"
+        "supervisor: {max_failed_starts: 1}\nlog: {level: error}\n"
+    )
+    with started("-c", str(path), "--port", "0") as process:
+        assert process.stdout is not None
+        url = next(match for line in process.stdout if (match := re.search(r"http://\S+", line))).group(0).rstrip("/")
+        async with httpx.AsyncClient(base_url=url) as http:
+            while (await http.get("/v1/models")).json()["models"][0]["state"] != "failed":
+                assert process.poll() is None
+            ready = await http.get("/readyz")
+            assert ready.status_code == 503 and "widht" in ready.text
+            refused = await http.post("/v1/sessions", json={"model": "bad"})
+            assert refused.status_code == 503 and "widht" in refused.json()["error"]["message"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
