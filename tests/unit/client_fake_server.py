@@ -190,7 +190,8 @@ class FakeServer:
             "type": "hello", "version": 1, "session": "abc", "stream": self.stream, "role": "controller",
             "next_seq": self.decoded_through + 1, "window": self.window, "codec": "avc1.42C00A", "width": WIDTH,
             "height": HEIGHT, "fps": FPS, "time_base": [1, FPS], "pixels": "lossy", "model": "numbers",
-            "controls": ["KeyW"], "takes_prompt": self.takes_all, "takes_pointer": self.takes_all, "from_the_future": {"ignored": True},
+            "controls": ["KeyW"], "takes_prompt": self.takes_all, "takes_pointer": self.takes_all,
+            "from_the_future": {"ignored": True},
         }  # fmt: skip
 
     # -- the HTTP calls --------------------------------------------------------------------------------------------

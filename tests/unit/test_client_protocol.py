@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ithaka_client.errors import ConnectionLostError, ProtocolError, ResumeRefusedError, close_error
+from ithaka_client.errors import (
+    ApiError,
+    ConnectionLostError,
+    IthakaError,
+    ProtocolError,
+    ResumeRefusedError,
+    api_error,
+    close_error,
+)
 from ithaka_client.held_keys import HeldKeys
 from ithaka_client.position import StreamPosition
 from ithaka_client.protocol import (
@@ -27,12 +37,18 @@ from ithaka_client.protocol import (
     UnknownMessage,
     build_ack,
     build_control,
+    build_end,
     build_fin,
+    build_pause,
+    build_play,
     build_pong,
     build_resume,
     parse_frame,
     parse_message,
 )
+
+FOLDER = Path(__file__).parents[2] / "clients" / "protocol"
+GOLDEN: dict[str, Any] = json.loads((FOLDER / "golden.json").read_text())
 
 HELLO: dict[str, Any] = {
     "type": "hello",
@@ -64,18 +80,30 @@ def hello(stream: str = "s1") -> Hello:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def test_server_messages_are_read() -> None:
-    assert hello().controls == ("KeyW",) and hello().fps == 16
-    assert parse_message('{"type":"state","state":"streaming","reason":""}') == StateChanged("streaming", "", None)
-    assert parse_message('{"type":"state","state":"closed","reason":"ended","delivered":false}') == StateChanged(
-        "closed", "ended", False
-    )
-    assert parse_message('{"type":"ping","id":3}') == Ping(3)
-    assert parse_message('{"type":"eos","last_seq":9,"count":9,"reason":"ended","retryable":false}') == EndOfStream(
-        9, 9, "ended", False
-    )
-    assert parse_message('{"type":"error","code":"x","message":"y","retryable":true}') == ServerError("x", "y", True)
+def test_golden_server_messages_are_read() -> None:
+    read = {name: parse_message(json.dumps(message)) for name, message in GOLDEN["server_messages"].items()}
+    golden_hello = read.pop("hello")
+    assert isinstance(golden_hello, Hello)
+    expected = {name: value for name, value in GOLDEN["server_messages"]["hello"].items() if name not in ("type", "time_base")}
+    assert {**asdict(golden_hello), "controls": list(golden_hello.controls)} == expected
+    assert read == {
+        "state": StateChanged("streaming", "", None),
+        "last_state": StateChanged("closed", "ended", True),
+        "ping": Ping(3),
+        "eos": EndOfStream(48, 48, "worker_lost", True),
+        "error": ServerError("ack_beyond_sent", "received_through 9, but only 8 frames were sent", False),
+    }
     assert parse_message('{"type":"weather"}') == UnknownMessage("weather")
+
+
+@pytest.mark.parametrize("code", json.loads((FOLDER / "errors.json").read_text()), ids=lambda code: str(code["code"]))
+def test_every_code_of_the_server_has_an_error(code: dict[str, Any]) -> None:
+    if code["close_code"] is not None:
+        error: IthakaError = close_error(code["close_code"], "words", code=code["code"], retryable=code["retryable"])
+        assert (error.code, error.message) == (code["code"], "words")
+    if code["status"] is not None:
+        answer = api_error(code["status"], code["code"], "words", retryable=code["retryable"])
+        assert type(answer) is not ApiError or code["status"] in (405, 415, 500)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +164,7 @@ def test_any_bytes_are_a_frame_or_refused(data: bytes) -> None:
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
 
-@given(st.integers(0, 3), st.integers(1, 2**64 - 1), U64, U64, U32, U32, st.binary(min_size=1, max_size=50), st.integers(0, 30))
+@given(st.integers(0, 3), st.integers(1, 2**64 - 1), U64, U64, U32, U32, st.binary(max_size=50), st.integers(0, 30))
 def test_a_frame_is_read_as_it_was_written(
     flags: int, seq: int, pts: int, control_id: int, chunk: int, age_ms: int, payload: bytes, extra: int
 ) -> None:
@@ -147,14 +175,23 @@ def test_a_frame_is_read_as_it_was_written(
     )
 
 
-def test_the_header_is_40_bytes_in_network_order() -> None:
-    assert HEADER.size == 40
-    header = "0103 0028 00000002 0000000000000005 0000000000000004 0000000000000007 00000001 00000009"
-    data = bytes.fromhex(header) + b"ab"
-    assert parse_frame(data) == EncodedFrame(5, 4, 7, 1, 9, True, True, b"ab")
+@pytest.mark.parametrize("name", sorted(GOLDEN["frames"]))
+def test_golden_frames_are_read(name: str) -> None:
+    golden = GOLDEN["frames"][name]
+    frame = parse_frame(bytes.fromhex(golden["hex"]))
+    assert frame == EncodedFrame(
+        golden["seq"],
+        golden["pts"],
+        golden["control_id"],
+        golden["chunk"],
+        golden["age_ms"],
+        golden["key"],
+        golden["decode_only"],
+        bytes.fromhex(golden["payload"]),
+    )
 
 
-@pytest.mark.parametrize("change", [{0: 2}, {3: 39}, {7: 1}, {7: 0}, {15: 0}])
+@pytest.mark.parametrize("change", [{0: 2}, {3: 39}, {7: 1}, {7: 3}, {15: 0}])
 def test_a_frame_with_a_wrong_header_is_refused(change: dict[int, int]) -> None:
     data = bytearray(HEADER.pack(1, 1, 40, 2, 1, 0, 0, 0, 0) + b"ab")
     for offset, value in change.items():
@@ -163,13 +200,25 @@ def test_a_frame_with_a_wrong_header_is_refused(change: dict[int, int]) -> None:
         parse_frame(bytes(data))
 
 
-def test_client_messages_are_written() -> None:
-    assert json.loads(build_resume("s1", 3)) == {"type": "resume", "stream": "s1", "next_seq": 3}
-    assert json.loads(build_ack(5, 4)) == {"type": "ack", "received_through": 5, "decoded_through": 4}
-    assert json.loads(build_fin(4, 4)) == {"type": "fin", "decoded_count": 4, "last_seq": 4}
-    assert json.loads(build_pong(9)) == {"type": "pong", "id": 9}
+def test_golden_client_messages_are_written() -> None:
+    control = Control(5, ("KeyW",), ("KeyA",), 1.5, -2.0, "a red door")
+    written = {
+        "resume": build_resume("89abcdef0123", 1),
+        "ack": build_ack(8, 7),
+        "control": build_control(control),
+        "smallest_control": build_control(Control(1)),
+        "pause": build_pause(),
+        "play": build_play(),
+        "end": build_end(),
+        "fin": build_fin(48, 48),
+        "pong": build_pong(3),
+    }
+    assert {name: json.loads(text) for name, text in written.items()} == GOLDEN["client_messages"]
+
+
+def test_a_control_holds_numbers_only() -> None:
     assert json.loads(build_control(Control(2, prompt=""))) == {"type": "control", "control_id": 2, "prompt": ""}
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="JSON compliant"):
         build_control(Control(2, pointer_dx=float("nan")))
 
 

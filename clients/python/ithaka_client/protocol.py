@@ -161,7 +161,7 @@ def parse_frame(data: bytes) -> EncodedFrame:
         raise ProtocolError(f"a binary message of kind {kind} is not known")
     if header_bytes < HEADER.size:
         raise ProtocolError(f"a frame's header has at least {HEADER.size} bytes, not {header_bytes}")
-    if payload_bytes == 0 or header_bytes + payload_bytes != len(data):
+    if header_bytes + payload_bytes != len(data):
         raise ProtocolError(f"a frame of {len(data)} bytes says {header_bytes} of header and {payload_bytes} of payload")
     if seq == 0:
         raise ProtocolError("a frame's seq is at least 1")

@@ -1,0 +1,18 @@
+/** The public surface of the web client. */
+export { Client, type ClientOptions, type CreateOptions, type ModelInfo } from "./client.js";
+export { Controls, type ControlOptions, type ControlSink } from "./controls.js";
+export {
+  ApiError,
+  ConnectionLostError,
+  DecodeError,
+  type ErrorReport,
+  IthakaError,
+  ProtocolError,
+  StreamError,
+  UnsupportedError,
+  UsageError,
+} from "./errors.js";
+export type { ControlChange, Hello, StateChanged } from "./protocol.js";
+export { Session, type SessionEvents, type SessionInfo } from "./session.js";
+export type { Outcome, Phase } from "./stream.js";
+export type { FrameShown } from "./worker-messages.js";

@@ -1,0 +1,30 @@
+function find<T extends HTMLElement>(id: string, kind: new () => T): T {
+  const element = document.getElementById(id);
+  if (!(element instanceof kind)) throw new Error(`the page has no ${kind.name} #${id}`);
+  return element;
+}
+
+/** The page's parts, by what they are. */
+export const elements = {
+  phase: find("phase", HTMLParagraphElement),
+  screen: find("screen", HTMLDivElement),
+  hint: find("hint", HTMLParagraphElement),
+  setup: find("setup", HTMLFormElement),
+  key: find("key", HTMLInputElement),
+  model: find("model", HTMLSelectElement),
+  seed: find("seed", HTMLInputElement),
+  dice: find("dice", HTMLButtonElement),
+  prompt: find("prompt", HTMLInputElement),
+  say: find("say", HTMLButtonElement),
+  start: find("start", HTMLButtonElement),
+  pause: find("pause", HTMLButtonElement),
+  message: find("message", HTMLParagraphElement),
+  verdict: find("verdict", HTMLParagraphElement),
+  keys: find("keys", HTMLElement),
+  fps: find("fps", HTMLElement),
+  latency: find("latency", HTMLElement),
+  shown: find("shown", HTMLElement),
+  received: find("received", HTMLElement),
+  decoded: find("decoded", HTMLElement),
+  window: find("window", HTMLElement),
+};

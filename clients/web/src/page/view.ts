@@ -1,0 +1,66 @@
+import type { ModelInfo } from "../index.js";
+import { elements } from "./elements.js";
+import type { Figures } from "./stats.js";
+import type { Verdict } from "./words.js";
+
+const WHOLE = new Intl.NumberFormat("en");
+
+/** What the form allows. */
+export interface SetupState {
+  readonly model: ModelInfo | null;
+  readonly isLocked: boolean;
+  readonly isBusy: boolean;
+  readonly isRunning: boolean;
+  readonly isEnding: boolean;
+  readonly isPaused: boolean;
+  /** Prompts can be sent to the running session. */
+  readonly takesPrompt: boolean;
+}
+
+export function showPhase(phase: string, words: string): void {
+  elements.phase.dataset["phase"] = phase;
+  elements.phase.textContent = words;
+}
+
+export function showHint(parts: readonly (string | Node)[] | null): void {
+  elements.hint.hidden = parts === null;
+  if (parts !== null) elements.hint.replaceChildren(...parts);
+}
+
+export function showMessage(text: string | null): void {
+  elements.message.hidden = text === null;
+  elements.message.textContent = text ?? "";
+}
+
+export function showVerdict(verdict: Verdict | null): void {
+  elements.verdict.hidden = verdict === null;
+  elements.verdict.textContent = verdict?.text ?? "";
+  elements.verdict.dataset["delivered"] = String(verdict?.isDelivered ?? false);
+}
+
+export function showFigures(figures: Figures, window: number | null): void {
+  const { fps, latencyMs, medianLatencyMs } = figures;
+  elements.fps.textContent = fps === null ? "–" : fps.toFixed(1);
+  elements.latency.textContent =
+    latencyMs === null || medianLatencyMs === null
+      ? "–"
+      : `${latencyMs.toFixed(0)} ms · median ${medianLatencyMs.toFixed(0)} ms`;
+  elements.shown.textContent = WHOLE.format(figures.shown);
+  elements.received.textContent = WHOLE.format(figures.received);
+  elements.decoded.textContent = WHOLE.format(figures.decoded);
+  elements.window.textContent = window === null ? "–" : `${figures.received - figures.decoded} of ${window}`;
+}
+
+export function showSetup(state: SetupState): void {
+  const { isRunning, isBusy } = state;
+  document.body.classList.toggle("locked", state.isLocked);
+  elements.model.disabled = isRunning || isBusy || elements.model.options.length === 0;
+  elements.seed.disabled = elements.dice.disabled = isRunning || isBusy;
+  elements.prompt.disabled = isRunning ? !state.takesPrompt : !(state.model?.takesPrompt ?? true);
+  elements.say.disabled = !state.takesPrompt;
+  elements.pause.disabled = !isRunning || state.isEnding;
+  elements.pause.textContent = state.isPaused ? "Play" : "Pause";
+  elements.start.disabled = isBusy || (!isRunning && !state.isLocked && state.model === null);
+  elements.start.dataset["does"] = isRunning ? "stop" : "start";
+  elements.start.textContent = !isRunning ? "Start" : state.isEnding ? "Leave now" : "Stop";
+}

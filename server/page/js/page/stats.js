@@ -1,0 +1,50 @@
+const FPS_SPAN_MS = 2_000;
+const NUM_LATENCIES = 50;
+const MAX_OPEN_CONTROLS = 256;
+/** What the page counts. Pure; times in milliseconds since the epoch. */
+export class Stats {
+    shown = 0;
+    received = 0;
+    decoded = 0;
+    shownAt = [];
+    latencies = [];
+    open = new Map();
+    sendControl(controlId, at) {
+        // A paused session uses no controls; the oldest is then the least interesting.
+        if (this.open.size >= MAX_OPEN_CONTROLS)
+            this.open.delete(this.open.keys().next().value);
+        this.open.set(controlId, at);
+    }
+    showFrame(frame) {
+        this.shown += 1;
+        this.received = frame.receivedThrough;
+        this.decoded = frame.decodedThrough;
+        this.shownAt = this.shownAt.filter((at) => at > frame.shownAt - FPS_SPAN_MS);
+        this.shownAt.push(frame.shownAt);
+        for (const [controlId, at] of this.open) {
+            if (controlId > frame.controlId)
+                break;
+            this.open.delete(controlId);
+            this.latencies.push(frame.shownAt - at);
+        }
+        this.latencies = this.latencies.slice(-NUM_LATENCIES);
+    }
+    figures(now) {
+        const recent = this.shownAt.filter((at) => at > now - FPS_SPAN_MS);
+        const first = recent[0];
+        const last = recent.at(-1);
+        const spanMs = first === undefined || last === undefined ? 0 : last - first;
+        return {
+            fps: spanMs > 0 ? ((recent.length - 1) * 1000) / spanMs : null,
+            latencyMs: this.latencies.at(-1) ?? null,
+            medianLatencyMs: median(this.latencies),
+            shown: this.shown,
+            received: this.received,
+            decoded: this.decoded,
+        };
+    }
+}
+function median(values) {
+    const sorted = [...values].sort((a, b) => a - b);
+    return sorted[sorted.length >> 1] ?? null;
+}
