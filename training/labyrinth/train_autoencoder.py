@@ -1,0 +1,73 @@
+"""Train the autoencoder on fresh pictures until the time is up."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from ithaka.workers.families.wan.autoencoder import TinyAutoencoder
+
+from .clips import ClipMaker
+
+LEARNING_RATE = 2e-3
+LATENT_NOISE = 0.06
+"""Added to the latents in training, so that the decoder forgives what the transformer gets slightly wrong."""
+FRAMES_PER_WALK = 4
+STEPS_PER_DRAW = 16
+
+
+def train_autoencoder(
+    model: TinyAutoencoder, clips: ClipMaker, *, seconds: float, batch: int, compiled: bool, log: Callable[[str], None]
+) -> None:
+    """Minimise squared and absolute error of pictures and of their gradients; leaves the model in eval mode."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=1e-4)
+    forward = torch.compile(_loss, dynamic=False) if compiled else _loss
+    model.train().to(memory_format=torch.channels_last)
+    pool = _pool(clips, batch)
+    started = time.monotonic()
+    step = 0
+    while (share := (time.monotonic() - started) / seconds) < 1:
+        if step % STEPS_PER_DRAW == 0:
+            at = (step // STEPS_PER_DRAW * batch) % pool.shape[0]
+            pool[at : at + batch] = _draw(clips, batch)
+        rate = LEARNING_RATE * min(1.0, (step + 1) / 100, max(0.02, (1 - share) / 0.5))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        chosen = torch.randint(0, pool.shape[0], (batch,), device=pool.device)
+        pictures = pool[chosen].float().to(memory_format=torch.channels_last) / 127.5 - 1
+        with torch.autocast(pictures.device.type, torch.bfloat16, enabled=compiled):
+            loss, squared = forward(model, pictures)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if step % 200 == 0:
+            log(f"autoencoder step {step}, {share:4.0%} of its time, {-10 * math.log10(squared.item() / 4):.2f} dB")
+        step += 1
+    model.eval()
+
+
+def _loss(model: TinyAutoencoder, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    latents = model.encode(pictures)
+    noisy = latents + LATENT_NOISE * torch.randn_like(latents)
+    decoded = model.decode(noisy).float()
+    error = decoded - pictures
+    squared = error.square().mean()
+    edges = (error[..., 1:] - error[..., :-1]).abs().mean() + (error[..., 1:, :] - error[..., :-1, :]).abs().mean()
+    return 2 * squared + 0.1 * error.abs().mean() + 0.1 * edges, squared.detach()
+
+
+def _pool(clips: ClipMaker, batch: int) -> torch.Tensor:
+    return torch.cat([_draw(clips, batch) for _ in range(16)])
+
+
+def _draw(clips: ClipMaker, num_pictures: int) -> torch.Tensor:
+    """uint8 [num_pictures, 3, 128, 128] from walks of a few frames each."""
+    walks = clips.walks(-(-num_pictures // FRAMES_PER_WALK), 8 * FRAMES_PER_WALK)
+    frames = range(7, 8 * FRAMES_PER_WALK, 8)
+    pictures = clips.pictures(walks, frames).flatten(0, 1)[:num_pictures]
+    return (pictures * 255).round().to(torch.uint8)

@@ -1,0 +1,173 @@
+"""The weights folder, laid out as diffusers does: one sub-folder per part, safetensors, configs beside them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ithaka.workers.families.base import FamilyLoadError
+
+from .autoencoder import TinyAutoencoder
+from .model import CausalWanModel
+from .prompt import VOCABULARY, PromptEncoder
+from .spec import SamplingSpec
+
+MAX_FILE_BYTES = 15 * 1024 * 1024
+SHIPPED = Path(__file__).parent / "weights" / "labyrinth"
+_TENSORS = "diffusion_pytorch_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Beginnings of walks: clean latents [themes, walks, frames, tokens, channels], controls [themes, walks, frames, 3]."""
+
+    latents: torch.Tensor
+    controls: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class WorldModel:
+    """All parts of a model, float32 on the CPU, in eval mode."""
+
+    transformer: CausalWanModel
+    autoencoder: TinyAutoencoder
+    prompt_encoder: PromptEncoder
+    starts: Starts
+    sampling: SamplingSpec
+
+
+def save_world_model(folder: Path, model: WorldModel) -> None:
+    """Write every part in float16, in files of at most MAX_FILE_BYTES."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = inspect.signature(CausalWanModel.__init__).parameters
+    config = {name: value for name, value in dict(model.transformer.config).items() if name in arguments}
+    _save_part(folder / "transformer", model.transformer.state_dict(), "CausalWanModel", config)
+    _save_part(folder / "autoencoder", model.autoencoder.state_dict(), "TinyAutoencoder", {})
+    words = {"text_dim": model.prompt_encoder.words.embedding_dim, "vocabulary": list(VOCABULARY)}
+    _save_part(folder / "prompt_encoder", model.prompt_encoder.state_dict(), "PromptEncoder", words)
+    starts = {"latents": model.starts.latents, "controls": model.starts.controls}
+    _save_part(folder / "starts", starts, "Starts", {})
+    package = "ithaka.workers.families.wan"
+    index = {
+        "_class_name": "WorldModel",
+        "transformer": [f"{package}.model", "CausalWanModel"],
+        "autoencoder": [f"{package}.autoencoder", "TinyAutoencoder"],
+        "prompt_encoder": [f"{package}.prompt", "PromptEncoder"],
+        "starts": [f"{package}.weights", "Starts"],
+        "sampling": model.sampling.to_json(),
+    }
+    _write_json(folder / "model_index.json", index)
+
+
+def load_world_model(folder: Path) -> WorldModel:
+    """Read a folder that ``save_world_model`` wrote. Raises FamilyLoadError saying what is wrong and what to do."""
+    if not (folder / "model_index.json").is_file():
+        raise FamilyLoadError(
+            f"no weights at {folder}: model_index.json is missing. Reinstall ithaka, or train them with "
+            "`python -m training.labyrinth.train` and name the folder in the model's option `weights`."
+        )
+    index = _read_json(folder / "model_index.json")
+    try:
+        sampling = SamplingSpec.from_json(index["sampling"])
+        config = _read_json(folder / "transformer" / "config.json")
+        config.pop("_class_name", None)
+        transformer = CausalWanModel(**config)
+        words = _read_json(folder / "prompt_encoder" / "config.json")
+        prompt_encoder = PromptEncoder(int(words["text_dim"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FamilyLoadError(f"{folder} has a config that does not fit this model: {error!r}. {_REPAIR}") from error
+    if tuple(words.get("vocabulary", ())) != VOCABULARY:
+        raise FamilyLoadError(f"{folder / 'prompt_encoder'} was made for another vocabulary. {_REPAIR}")
+    autoencoder = TinyAutoencoder()
+    parts: tuple[tuple[str, nn.Module], ...] = (
+        ("transformer", transformer),
+        ("autoencoder", autoencoder),
+        ("prompt_encoder", prompt_encoder),
+    )
+    for name, module in parts:
+        _fill(module, _load_part(folder / name), folder / name)
+    starts = _load_part(folder / "starts")
+    if set(starts) != {"latents", "controls"} or starts["latents"].shape[:3] != starts["controls"].shape[:3]:
+        raise FamilyLoadError(f"{folder / 'starts'} holds no beginnings of walks. {_REPAIR}")
+    return WorldModel(transformer, autoencoder, prompt_encoder, Starts(**starts), sampling)
+
+
+_REPAIR = "The files are damaged or of another version: reinstall ithaka, or train the model again."
+
+
+def _save_part(folder: Path, state: dict[str, torch.Tensor], class_name: str, config: dict[str, Any]) -> None:
+    folder.mkdir(exist_ok=True)
+    for stale in folder.glob("*.safetensors*"):
+        stale.unlink()
+    _write_json(folder / "config.json", {"_class_name": class_name, **config})
+    half = {name: tensor.detach().cpu().half().contiguous() for name, tensor in state.items()}
+    shards = _shards(half)
+    if len(shards) == 1:
+        save_file(half, folder / f"{_TENSORS}.safetensors", metadata={"format": "pt"})
+        return
+    names: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"{_TENSORS}-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        names.update(dict.fromkeys(shard, file))
+    total = sum(tensor.numel() * tensor.element_size() for tensor in half.values())
+    _write_json(
+        folder / f"{_TENSORS}.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": names}
+    )
+
+
+def _shards(state: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    filled = 0
+    for name, tensor in state.items():
+        num_bytes = tensor.numel() * tensor.element_size()
+        if filled + num_bytes > MAX_FILE_BYTES * 0.95:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = tensor
+        filled += num_bytes
+    return shards
+
+
+def _load_part(folder: Path) -> dict[str, torch.Tensor]:
+    index = folder / f"{_TENSORS}.safetensors.index.json"
+    try:
+        files = set(_read_json(index)["weight_map"].values()) if index.is_file() else {f"{_TENSORS}.safetensors"}
+        state: dict[str, torch.Tensor] = {}
+        for file in sorted(files):
+            state.update(load_file(folder / file))
+    except (OSError, SafetensorError, KeyError, AttributeError, TypeError) as error:
+        raise FamilyLoadError(f"{folder} can't be read: {error}. {_REPAIR}") from error
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+
+
+def _fill(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> None:
+    if not all(tensor.isfinite().all() for tensor in state.values()):
+        raise FamilyLoadError(f"{folder} holds values that are not numbers. {_REPAIR}")
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise FamilyLoadError(f"{folder} does not fit this model: {error} {_REPAIR}") from error
+    module.requires_grad_(False).eval()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FamilyLoadError(f"{path} can't be read: {error}. {_REPAIR}") from error
+    if not isinstance(data, dict):
+        raise FamilyLoadError(f"{path} is not a JSON object. {_REPAIR}")
+    return data
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n")

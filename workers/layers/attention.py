@@ -1,0 +1,172 @@
+"""Attention processors for Wan's blocks: self-attention over a KV ring or over a masked clip, attention to the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .head_exchange import HeadExchange
+from .kv_ring import KVRing
+from .norm import rms_norm_pair
+from .rope import rotate_pairs
+
+# Shapes: N rows (a row is one frame of one batch entry), S tokens of a frame (s: this rank's share), H heads (h: this
+# rank's share), D channels of a head.
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShards:
+    """How this rank shares one tensor with the others; splits are None where all shares are equal."""
+
+    exchange: HeadExchange
+    num_ranks: int
+    seq_splits: list[int] | None = None
+    head_splits: list[int] | None = None
+
+    def scatter_qkv(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[N, s, H, D] three times → [N, S, h, D] three times."""
+        return self.exchange.scatter_qkv(q, k, v, **self._splits())
+
+    def gather_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, S, h, D] → [N, s, H, D]."""
+        return self.exchange.gather_heads(x, **self._splits())
+
+    def gather_sequence(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, s, C] → [N, S, C] on every rank: scattering one copy per rank as if copies were heads."""
+        copies = self.num_ranks
+        splits = {} if self.seq_splits is None else {"seq_splits": self.seq_splits, "head_splits": [1] * copies}
+        tiled = x[:, :, None].expand(-1, -1, copies, -1).contiguous()
+        return self.exchange.scatter_heads(tiled, **splits)[:, :, 0]
+
+    def _splits(self) -> dict[str, list[int]]:
+        named = {"seq_splits": self.seq_splits, "head_splits": self.head_splits}
+        return {name: splits for name, splits in named.items() if splits is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameMemory:
+    """Where the rows of one forward stand in the session.
+
+    Rows come frame by frame: ``frames[g]`` owns rows ``g * batch`` to ``(g + 1) * batch``. Later frames see earlier ones.
+    """
+
+    ring: KVRing
+    frames: tuple[int, ...]
+    phases: torch.Tensor
+    """complex64 [N, s, 1, 1, D / 2], for queries and keys of this rank's tokens."""
+    shards: HeadShards | None = None
+
+
+class RingSelfAttention:
+    """Self-attention of a streaming session: keys and values go into the ring, queries look at what is visible there."""
+
+    def __init__(self, layer: int) -> None:
+        self._layer = layer
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: None = None,
+        attention_mask: None = None,
+        rotary_emb: None = None,
+        *,
+        memory: FrameMemory,
+    ) -> torch.Tensor:
+        """``hidden_states`` [N, s, H * D] → the same shape."""
+        q, k, v = project_qkv(attn, hidden_states, lambda qk: rotate_pairs(qk, memory.phases))
+        if memory.shards is not None:
+            q, k, v = memory.shards.scatter_qkv(q, k, v)
+        seen = self._attend(q, k, v, memory)
+        if memory.shards is not None:
+            seen = memory.shards.gather_heads(seen)
+        out: torch.Tensor = attn.to_out[0](seen.flatten(2))
+        return out
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, memory: FrameMemory) -> torch.Tensor:
+        batch = q.shape[0] // len(memory.frames)
+        seen = []
+        for index, frame in enumerate(memory.frames):
+            rows = slice(index * batch, (index + 1) * batch)
+            memory.ring.write(self._layer, frame, k[rows], v[rows])
+            keys, values = memory.ring.visible(self._layer, frame)
+            seen.append(attend(q[rows], keys, values))
+        return seen[0] if len(seen) == 1 else torch.cat(seen)
+
+
+class ClipSelfAttention:
+    """Self-attention of a whole clip at once, as in training: ``kernel`` knows the mask.
+
+    ``kernel(q, k, v)`` takes and returns [B, H, F * S, D].
+    """
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: None = None,
+        attention_mask: None = None,
+        rotary_emb: None = None,
+        *,
+        num_frames: int,
+        rotate: Callable[[torch.Tensor], torch.Tensor],
+        kernel: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """``hidden_states`` [B * F, S, H * D] → the same shape."""
+        q, k, v = project_qkv(attn, hidden_states, rotate)
+        q, k, v = (x.unflatten(0, (-1, num_frames)).flatten(1, 2).transpose(1, 2) for x in (q, k, v))
+        seen = kernel(q, k, v.to(q.dtype)).transpose(1, 2).unflatten(1, (num_frames, -1)).flatten(0, 1)
+        out: torch.Tensor = attn.to_out[0](seen.flatten(2))
+        return out
+
+
+class PromptAttention:
+    """Attention to the prompt, whose keys and values were projected once."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: None = None,
+        attention_mask: None = None,
+        rotary_emb: None = None,
+        *,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        """``hidden_states`` [N, s, H * D]; ``keys`` and ``values`` [N, words, H, D]."""
+        q = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1))
+        seen = attend(q.to(values.dtype), keys, values)
+        out: torch.Tensor = attn.to_out[0](seen.flatten(2))
+        return out
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Softmax attention on transposed views: [B, S, H, D] queries, [B, K, H, D] keys and values → [B, S, H, D]."""
+    seen = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return seen.transpose(1, 2)
+
+
+def project_qkv(
+    attn: Any, hidden_states: torch.Tensor, rotate: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries and keys, normed and rotated, and values: [N, s, H * D] → [N, s, H, D] three times.
+
+    ``rotate`` takes queries and keys together, float32 [N, s, 2, H, D].
+    """
+    if attn.fused_projections:
+        qk, v = attn.to_qkv(hidden_states).split([2 * attn.inner_dim, attn.inner_dim], dim=-1)
+    else:
+        qk = torch.cat([attn.to_q(hidden_states), attn.to_k(hidden_states)], -1)
+        v = attn.to_v(hidden_states)
+    weight = torch.stack([attn.norm_q.weight, attn.norm_k.weight])
+    normed = rms_norm_pair(qk.unflatten(-1, (2, -1)), weight, attn.norm_q.eps)
+    turned = rotate(normed.unflatten(-1, (attn.heads, -1))).to(v.dtype)
+    q, k = turned.unbind(2)
+    return q, k, v.unflatten(-1, (attn.heads, -1))

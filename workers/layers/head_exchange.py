@@ -1,0 +1,38 @@
+"""What attention asks of whoever moves heads between ranks (Ulysses sequence parallelism)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class HeadExchange(Protocol):
+    """Ranks hold a share of the sequence with all heads, or the whole sequence with a share of the heads.
+
+    ``seq_splits`` and ``head_splits`` name every rank's share where the shares are unequal.
+    """
+
+    def scatter_heads(
+        self, x: torch.Tensor, *, seq_splits: list[int] | None = None, head_splits: list[int] | None = None
+    ) -> torch.Tensor:
+        """[B, S/P, H, D] → [B, S, H/P, D]."""
+        ...
+
+    def gather_heads(
+        self, x: torch.Tensor, *, seq_splits: list[int] | None = None, head_splits: list[int] | None = None
+    ) -> torch.Tensor:
+        """[B, S, H/P, D] → [B, S/P, H, D]."""
+        ...
+
+    def scatter_qkv(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        seq_splits: list[int] | None = None,
+        head_splits: list[int] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``scatter_heads`` of three tensors in one exchange."""
+        ...
