@@ -113,6 +113,10 @@ class ChildProcess:
                 start_new_session=True,
                 pass_fds=(inherited_fd,),
             )
+        except BaseException:
+            # Also when the start is cancelled: asyncio has killed the process then.
+            self._release()
+            raise
         finally:
             os.close(inherited_fd)
             self.drop_fds()

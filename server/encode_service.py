@@ -33,7 +33,6 @@ class EncodeService:
         encode: EncodeSection,
         limits: SupervisorSection,
         log: LogSection,
-        faults: Sequence[str],
         channel_ids: Iterator[int],
         *,
         on_packet: Callable[[PacketArrived], None],
@@ -45,8 +44,9 @@ class EncodeService:
         self.message = ""
         """Why it is not up, for a human."""
         self.gave_up = False
+        self.next_faults: tuple[str, ...] = ()
+        """What the next start is to suffer; for tests."""
         self._encode, self._limits, self._log_section = encode, limits, log
-        self._faults = tuple(faults)
         self._channel_ids = channel_ids
         self._on_packet, self._on_session_report, self._on_change = on_packet, on_session_report, on_change
         self._child: ChildProcess | None = None
@@ -90,7 +90,7 @@ class EncodeService:
     # -- tenant --------------------------------------------------------------------------------------------------------
 
     def specs(self) -> tuple[ChildSpec, ...]:
-        faults, self._faults = self._faults, ()
+        faults, self.next_faults = self.next_faults, ()
         configure = contract.ConfigureEncode(
             name=NAME,
             crf=self._encode.crf,

@@ -74,8 +74,12 @@ class EngineSessions:
         self._encode.open_session(request, description)
 
     def apply_control(self, control: contract.ApplyControl) -> None:
+        """Raises EngineError for a control that is too large to send, or holds what is no text."""
         if session := self._sessions.get(control.session_id):
-            session.group.send(control)
+            try:
+                session.group.send(control)
+            except WireError as error:
+                raise EngineError("invalid_control", str(error)) from error
 
     def grant(self, session_id: str, through_seq: int) -> None:
         session = self._sessions.get(session_id)

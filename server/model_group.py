@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 
 from ithaka.comm_ext.channel.host_shm import HostChannel
 from ithaka.comm_ext.ulysses.group import GroupDescriptors
@@ -27,7 +27,6 @@ class ModelGroup:
         section: ModelSection,
         limits: SupervisorSection,
         log: LogSection,
-        faults: Mapping[str, tuple[str, ...]],
         channel_ids: Iterator[int],
         *,
         on_session_report: Callable[[ModelGroup, contract.Report], None],
@@ -38,8 +37,9 @@ class ModelGroup:
         """``on_down`` comes when every rank is dead, ``on_change`` when ``status`` may differ."""
         self.name = section.name
         self.description: contract.ModelDescription | None = None
+        self.next_faults: dict[str, tuple[str, ...]] = {}
+        """What each child is to suffer in the next start; for tests."""
         self._section, self._limits, self._log_section = section, limits, log
-        self._faults = dict(faults)
         self._channel_ids = channel_ids
         self._on_session_report, self._on_up, self._on_down, self._on_change = on_session_report, on_up, on_down, on_change
         self._leader: ChildProcess | None = None
@@ -116,7 +116,7 @@ class ModelGroup:
 
     def specs(self) -> tuple[ChildSpec, ...]:
         fds = _rank_fds(self._section.ranks)
-        faults, self._faults = self._faults, {}
+        faults, self.next_faults = self.next_faults, {}
         return tuple(
             ChildSpec(
                 name := f"{self.name}/{rank}",

@@ -33,15 +33,13 @@ class LocalEngine:
     """See ``engine_client.Engine``. Made and used on one event loop, whose thread must live as long as the process."""
 
     def __init__(self, config: ServeConfig, *, faults: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        """``faults``: for tests, what each child (``encode-0``, ``labyrinth/1``) is to suffer in its first life."""
-        faults = faults or {}
+        """``faults``: see ``inject``; for the children's first life."""
         limits, log = config.supervisor, config.log
         channel_ids = itertools.count(1)
         self._encode = EncodeService(
             config.encode,
             limits,
             log,
-            faults.get("encode-0", ()),
             channel_ids,
             on_packet=self._on_packet,
             on_session_report=self._on_encode_report,
@@ -52,7 +50,6 @@ class LocalEngine:
                 section,
                 limits,
                 log,
-                faults,
                 channel_ids,
                 on_session_report=self._on_leader_report,
                 on_up=self._on_group_up,
@@ -68,6 +65,7 @@ class LocalEngine:
         self._reported: dict[str, ModelStatus] = {}
         self._is_stopping = False
         self._stopped: asyncio.Task[None] | None = None
+        self.inject(faults or {})
 
     async def start(self, listener: EngineListener) -> None:
         """Returns at once; readiness comes as ModelChanged. Raises EngineError when it was started or stopped before."""
@@ -98,6 +96,7 @@ class LocalEngine:
         self._sessions.start(request, group, group.description)
 
     def apply_control(self, control: contract.ApplyControl) -> None:
+        """Raises EngineError "invalid_control" for one that can't be sent: too large, or no text."""
         self._sessions.apply_control(control)
 
     def grant(self, session_id: str, through_seq: int) -> None:
@@ -134,6 +133,14 @@ class LocalEngine:
         self._sessions.on_stopped()
         for group in self._groups.values():
             group.close()
+
+    def inject(self, faults: Mapping[str, tuple[str, ...]]) -> None:
+        """For tests: what each child, by name (``encode-0``, ``labyrinth/1``), is to suffer in its next life."""
+        for child, points in faults.items():
+            if child == self._encode.name:
+                self._encode.next_faults = points
+            else:
+                self._groups[child.rpartition("/")[0]].next_faults[child] = points
 
     # -- what the children's keepers say -------------------------------------------------------------------------------
 

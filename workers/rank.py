@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import structlog
 import torch
@@ -32,6 +33,8 @@ def serve_rank(control: ChildSocket, configure: ConfigureRank, fds: list[int], n
     try:
         group = Group.join(configure, fds)
         family = _load(configure, group)
+        gc.freeze()
+        gc.enable()
         control.send(WorkerReady(configure.rank, _described(family.spec)))
         pulse.start()
         memory = SessionMemory(family, configure.max_sessions)
