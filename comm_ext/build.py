@@ -1,0 +1,143 @@
+"""Compile the CUDA engine once per source and machine kind: ``python -m ithaka.comm_ext.build``.
+
+One shared library with a C ABI, no header of torch: it takes seconds with nvcc alone and serves every torch version. It lies in
+a cache folder under a name made of the sources' hash and the architectures, so a stale build is never loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent / "csrc"
+WANTED_ARCHITECTURES = (80, 90, 100, 120)
+_MAIN_SOURCE = "ulysses.cu"
+
+
+class BuildError(RuntimeError):
+    """The engine can't be built here; the message says what is missing and the command that helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """An nvcc, with the folders that its package layout needs named."""
+
+    nvcc: Path
+    library_folders: tuple[Path, ...]
+    version: str
+
+
+def source_hash() -> str:
+    """Of all sources, names included."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/ithaka``, or ``~/.cache/ithaka``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ithaka"
+
+
+def find_compiler() -> Compiler:
+    """nvcc of CUDA_HOME, of PATH, of /usr/local/cuda, or of NVIDIA's wheels in this environment. Raises BuildError."""
+    homes = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
+    if on_path := shutil.which("nvcc"):
+        homes.append(Path(on_path).resolve().parent.parent)
+    homes.append(Path("/usr/local/cuda"))
+    homes += [Path(folder) / "nvidia" / name for folder in sys.path for name in ("cu13", "cu12") if folder]
+    for home in homes:
+        nvcc = home / "bin" / "nvcc"
+        if not nvcc.is_file():
+            continue
+        answer = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+        release = re.search(r"release (\d+\.\d+)", answer.stdout)
+        if release:
+            folders = tuple(home / name for name in ("lib64", "lib") if (home / name).is_dir())
+            return Compiler(nvcc, folders, release.group(1))
+    raise BuildError(
+        "no nvcc found. Install the CUDA toolkit and set CUDA_HOME, or install the compiler's wheels, all of one version:\n"
+        "  pip install 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' "
+        "'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'"
+    )
+
+
+def supported_architectures(compiler: Compiler) -> tuple[int, ...]:
+    """Those of WANTED_ARCHITECTURES that the compiler knows."""
+    answer = subprocess.run([compiler.nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
+    known = {int(number) for number in re.findall(r"sm_(\d+)\b", answer.stdout)}
+    return tuple(architecture for architecture in WANTED_ARCHITECTURES if architecture in known)
+
+
+def library_path(architectures: Sequence[int]) -> Path:
+    """Where the build of the present sources lies, whether it exists or not."""
+    return cache_folder() / f"ulysses-{source_hash()}-{'-'.join(map(str, architectures))}.so"
+
+
+def find_library() -> Path | None:
+    """A build of the present sources, for whatever architectures."""
+    builds = sorted(cache_folder().glob(f"ulysses-{source_hash()}-*.so"))
+    return max(builds, key=lambda path: len(path.name)) if builds else None
+
+
+def build(architectures: Sequence[int] | None = None, *, verbose: bool = False) -> Path:
+    """Compile unless it is cached; the library's path. Raises BuildError."""
+    compiler = find_compiler()
+    supported = supported_architectures(compiler)
+    chosen = tuple(architectures) if architectures is not None else supported
+    if not chosen or not set(chosen) <= set(supported):
+        raise BuildError(f"nvcc {compiler.version} compiles for {list(supported)} of ours, asked for {list(chosen)}")
+    target = library_path(chosen)
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        fresh = Path(folder) / target.name
+        command = [
+            str(compiler.nvcc),
+            *("-O3", "-std=c++17", "-lineinfo", "-shared", "-cudart", "static", "-cudadevrt", "none"),
+            *("-Xcompiler", "-fPIC,-Wall", "--threads", "0"),
+            f'-DITHAKA_SOURCE_HASH="{source_hash()}"',
+            *(f"-gencode=arch=compute_{number},code=sm_{number}" for number in chosen),
+            *(f"-L{folder}" for folder in compiler.library_folders),
+            *(("-Xptxas", "-v") if verbose else ()),
+            *("-o", str(fresh), str(SOURCES / _MAIN_SOURCE)),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+        if verbose:
+            sys.stderr.write(done.stderr)
+        os.replace(fresh, target)
+    return target
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Exit code 0: built; 1: it can't be, and why."""
+    parser = argparse.ArgumentParser(prog="python -m ithaka.comm_ext.build", description="Compile the CUDA engine.")
+    parser.add_argument("--arch", type=int, action="append", help="an architecture, for example 90; default: all known ones")
+    parser.add_argument("--check", action="store_true", help="compile for one architecture only, to see that it compiles")
+    parser.add_argument("--verbose", action="store_true", help="show the compiler's report of registers and stack")
+    options = parser.parse_args(arguments)
+    architectures = options.arch or ([90] if options.check else None)
+    try:
+        path = build(architectures, verbose=options.verbose)
+    except BuildError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

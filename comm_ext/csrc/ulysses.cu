@@ -1,0 +1,358 @@
+// The C ABI of the exchange: memory, handles, plans, calls. No torch here, so one build serves every version of it.
+//
+// Functions return 0 or a cudaError_t; ul_error names it. Each leaves the thread's current device as it found it.
+#include <cuda_runtime.h>
+
+#include <new>
+
+#include "ulysses_kernels.cuh"
+#include "ulysses_turn.h"
+
+namespace {
+
+#ifndef ITHAKA_SOURCE_HASH
+#define ITHAKA_SOURCE_HASH "unknown"
+#endif
+
+// Makes `device` current for one call.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) : wanted_(device) {
+    status_ = cudaGetDevice(&before_);
+    if (status_ == cudaSuccess && before_ != wanted_) status_ = cudaSetDevice(wanted_);
+  }
+  ~OnDevice() {
+    if (before_ >= 0 && before_ != wanted_) cudaSetDevice(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  cudaError_t status() const { return status_; }
+
+ private:
+  int wanted_, before_ = -1;
+  cudaError_t status_;
+};
+
+#define UL_TRY(expression)                              \
+  do {                                                  \
+    const cudaError_t ul_status = (expression);         \
+    if (ul_status != cudaSuccess) return (int)ul_status; \
+  } while (0)
+
+constexpr int kRound = 4;
+
+template <typename Unit>
+void launch_send(const UlCall& call, cudaStream_t stream) {
+  ulysses::send_kernel<Unit, kRound><<<call.remote_blocks + call.local_blocks, UL_THREADS, 0, stream>>>(call);
+}
+
+cudaError_t launch_send(const UlCall& call, uint32_t unit_bytes, cudaStream_t stream) {
+  switch (unit_bytes) {
+    case 16: launch_send<uint4>(call, stream); break;
+    case 8: launch_send<uint2>(call, stream); break;
+    case 4: launch_send<uint32_t>(call, stream); break;
+    case 2: launch_send<uint16_t>(call, stream); break;
+    case 1: launch_send<uint8_t>(call, stream); break;
+    default: return cudaErrorInvalidValue;
+  }
+  return cudaGetLastError();
+}
+
+// The call with addresses: sources in the caller's tensors, targets in the slot.
+UlCall bind(const UlPlan& plan, uint32_t slot, const uint64_t* sources) {
+  UlCall call = plan.call;
+  call.slot = slot;
+  const uint64_t start = plan.window + slot * plan.slot_bytes;
+  for (uint32_t step = 0; step < call.ranks; ++step) {
+    const uint64_t target = call.arena[(call.rank + 1 + step) % call.ranks] + start;  // the last step is the own share
+    for (uint32_t tensor = 0; tensor < call.tensors; ++tensor) {
+      UlPiece& piece = call.piece[step * call.tensors + tensor];
+      piece.source += sources[piece.tensor];
+      piece.target += target;
+    }
+  }
+  return call;
+}
+
+cudaError_t issue_copies(const UlPlan& plan, uint32_t slot, const uint64_t* sources, cudaStream_t stream) {
+  const uint64_t start = plan.window + slot * plan.slot_bytes;
+  for (uint32_t index = 0; index < plan.copies; ++index) {
+    const UlCopy& copy = plan.copy[index];
+    void* target = reinterpret_cast<void*>(plan.call.arena[copy.peer] + start + copy.target);
+    const void* source = reinterpret_cast<const void*>(sources[copy.tensor] + copy.source);
+    const cudaError_t status =
+        copy.height == 1 ? cudaMemcpyAsync(target, source, copy.width, cudaMemcpyDefault, stream)
+                         : cudaMemcpy2DAsync(target, copy.target_pitch, source, copy.source_pitch, copy.width, copy.height,
+                                             cudaMemcpyDefault, stream);
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
+
+UlWait wait_of(const UlCall& call) {
+  UlWait wait = {};
+  for (uint32_t rank = 0; rank < call.ranks; ++rank) wait.arena[rank] = call.arena[rank];
+  wait.timeout_ns = call.timeout_ns;
+  wait.host_words = call.host_words;
+  wait.rank = call.rank;
+  wait.ranks = call.ranks;
+  return wait;
+}
+
+UlWaitSite site_of(const UlCall& call) { return {call.region, call.signature, call.expected_words}; }
+
+cudaError_t launch_finish(const UlWait& wait, uint32_t blocks, cudaStream_t stream) {
+  ulysses::finish_kernel<<<blocks, UL_THREADS, 0, stream>>>(wait);
+  return cudaGetLastError();
+}
+
+// Kernels see for themselves whether their slot is free; copies can't.
+cudaError_t take_turn(UlTurn* turn, const UlPlan& plan, cudaStream_t stream, int* opens) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long recording = 0;
+#if CUDART_VERSION >= 13000
+  const cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &recording, nullptr, nullptr, nullptr, nullptr);
+#else
+  const cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &recording);
+#endif
+  if (error != cudaSuccess) return error;
+  if (status != cudaStreamCaptureStatusActive) recording = 0;
+  *opens = ul_must_open(turn, recording, plan.call.expiry + 1);
+  return cudaSuccess;
+}
+
+constexpr uint32_t kCopyBlocks = 128;
+constexpr uint64_t kCopyBytesPerBlock = 4 * sizeof(uint4) * UL_THREADS;
+
+}  // namespace
+
+extern "C" {
+
+const char* ul_source_hash() { return ITHAKA_SOURCE_HASH; }
+
+const char* ul_error(int status) { return cudaGetErrorString((cudaError_t)status); }
+
+// Sizes that the Python mirror must agree with: version, piece, call, wait, copy, plan, region, arena words, host words.
+int ul_abi(uint64_t sizes[9]) {
+  const uint64_t own[9] = {UL_ABI_VERSION, sizeof(UlPiece),  sizeof(UlCall),       sizeof(UlWait),     sizeof(UlCopy),
+                           sizeof(UlPlan), sizeof(UlRegion), sizeof(UlArenaWords), sizeof(UlHostWords)};
+  for (int index = 0; index < 9; ++index) sizes[index] = own[index];
+  return 0;
+}
+
+int ul_device_facts(int device, int* multiprocessors, int* major, int* minor, char uuid[16]) {
+  UL_TRY(cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  UL_TRY(cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, device));
+  UL_TRY(cudaDeviceGetAttribute(minor, cudaDevAttrComputeCapabilityMinor, device));
+  cudaDeviceProp properties;
+  UL_TRY(cudaGetDeviceProperties(&properties, device));
+  for (int index = 0; index < 16; ++index) uuid[index] = properties.uuid.bytes[index];
+  return 0;
+}
+
+// Whether this build has machine code for the device: cudaErrorNoKernelImageForDevice if not.
+int ul_can_run(int device) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  cudaFuncAttributes attributes;
+  const void* kernel = reinterpret_cast<const void*>(ulysses::send_kernel<uint4, kRound>);
+  return (int)cudaFuncGetAttributes(&attributes, kernel);
+}
+
+// Device memory, with its first `zeroed_bytes` cleared.
+int ul_arena_create(int device, uint64_t bytes, uint64_t zeroed_bytes, uint64_t* address) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  void* memory = nullptr;
+  UL_TRY(cudaMalloc(&memory, bytes));
+  const cudaError_t status = cudaMemset(memory, 0, zeroed_bytes);
+  const cudaError_t settled = status == cudaSuccess ? cudaDeviceSynchronize() : status;
+  if (settled != cudaSuccess) {
+    cudaFree(memory);
+    return (int)settled;
+  }
+  *address = reinterpret_cast<uint64_t>(memory);
+  return 0;
+}
+
+int ul_arena_free(int device, uint64_t address) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  return (int)cudaFree(reinterpret_cast<void*>(address));
+}
+
+int ul_handle_export(int device, uint64_t address, char handle[64]) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  cudaIpcMemHandle_t memory;
+  UL_TRY(cudaIpcGetMemHandle(&memory, reinterpret_cast<void*>(address)));
+  static_assert(sizeof(memory) == 64, "a handle has 64 bytes");
+  for (int index = 0; index < 64; ++index) handle[index] = memory.reserved[index];
+  return 0;
+}
+
+int ul_handle_open(int device, const char handle[64], uint64_t* address) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  cudaIpcMemHandle_t memory;
+  for (int index = 0; index < 64; ++index) memory.reserved[index] = handle[index];
+  void* mapped = nullptr;
+  UL_TRY(cudaIpcOpenMemHandle(&mapped, memory, cudaIpcMemLazyEnablePeerAccess));
+  *address = reinterpret_cast<uint64_t>(mapped);
+  return 0;
+}
+
+int ul_handle_close(int device, uint64_t address) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  return (int)cudaIpcCloseMemHandle(reinterpret_cast<void*>(address));
+}
+
+// Peers in one process: the other device's memory is mapped by peer access instead of a handle.
+int ul_peer_enable(int device, int peer) {
+  if (device == peer) return 0;
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
+  if (status == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+    return 0;
+  }
+  return (int)status;
+}
+
+int ul_host_words_create(int device, uint64_t* host_address, uint64_t* device_address) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  void* host = nullptr;
+  UL_TRY(cudaHostAlloc(&host, sizeof(UlHostWords), cudaHostAllocMapped | cudaHostAllocPortable));
+  *static_cast<UlHostWords*>(host) = UlHostWords{};
+  void* mapped = nullptr;
+  const cudaError_t status = cudaHostGetDevicePointer(&mapped, host, 0);
+  if (status != cudaSuccess) {
+    cudaFreeHost(host);
+    return (int)status;
+  }
+  *host_address = reinterpret_cast<uint64_t>(host);
+  *device_address = reinterpret_cast<uint64_t>(mapped);
+  return 0;
+}
+
+int ul_host_words_free(uint64_t host_address) { return (int)cudaFreeHost(reinterpret_cast<void*>(host_address)); }
+
+// A stream for copies, of the highest priority, and two events that order it with the caller's stream.
+typedef struct UlLane {
+  cudaStream_t stream;
+  cudaEvent_t begun, sent, own_done;
+} UlLane;
+
+int ul_lane_create(int device, UlLane** lane) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  int least = 0, greatest = 0;
+  UL_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  UlLane* made = new (std::nothrow) UlLane{};
+  if (made == nullptr) return (int)cudaErrorMemoryAllocation;
+  cudaError_t status = cudaStreamCreateWithPriority(&made->stream, cudaStreamNonBlocking, greatest);
+  for (cudaEvent_t* event : {&made->begun, &made->sent, &made->own_done})
+    if (status == cudaSuccess) status = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+  *lane = made;
+  return (int)status;
+}
+
+int ul_lane_destroy(int device, UlLane* lane) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  for (cudaEvent_t event : {lane->begun, lane->sent, lane->own_done})
+    if (event != nullptr) cudaEventDestroy(event);
+  if (lane->stream != nullptr) cudaStreamDestroy(lane->stream);
+  delete lane;
+  return 0;
+}
+
+int ul_synchronize(int device) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  return (int)cudaDeviceSynchronize();
+}
+
+// Send and wait: after it in stream order the slot holds the result.
+//
+// `out` (0 bytes: none) receives a copy of the slot.
+int ul_exchange(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, const uint64_t* sources, uint64_t out,
+                uint64_t out_bytes, cudaStream_t stream) {
+  OnDevice guard((int)plan->device);
+  UL_TRY(guard.status());
+  int opens = 0;
+  UL_TRY(take_turn(turn, *plan, stream, &opens));
+  UlCall call = bind(*plan, slot, sources);
+  const bool by_kernel = plan->copies == 0;
+  call.waits = by_kernel && out_bytes == 0;
+  if (!by_kernel) {
+    if (opens) {
+      ulysses::open_kernel<<<1, 32, 0, stream>>>(call);
+      UL_TRY(cudaGetLastError());
+    }
+    UL_TRY(cudaEventRecord(lane->begun, stream));
+    UL_TRY(cudaStreamWaitEvent(lane->stream, lane->begun, 0));
+    UL_TRY(issue_copies(*plan, slot, sources, lane->stream));
+    UL_TRY(cudaEventRecord(lane->sent, lane->stream));
+  }
+  UL_TRY(launch_send(call, plan->unit_bytes, stream));
+  if (call.waits) return 0;
+  if (!by_kernel) UL_TRY(cudaStreamWaitEvent(stream, lane->sent, 0));
+  UlWait wait = wait_of(call);
+  wait.site[0] = site_of(call);
+  wait.sites = 1;
+  wait.announces = !by_kernel;
+  wait.awaits = 1;
+  wait.copy_source = call.arena[call.rank] + plan->window + slot * plan->slot_bytes;
+  wait.copy_target = out;
+  wait.copy_bytes = out_bytes;
+  const uint64_t blocks = (out_bytes + kCopyBytesPerBlock - 1) / kCopyBytesPerBlock;
+  return (int)launch_finish(wait, (uint32_t)(blocks < 1 ? 1 : blocks > kCopyBlocks ? kCopyBlocks : blocks), stream);
+}
+
+// Send only. The copy engine's share announces itself, so that peers need not wait for this rank's own wait.
+int ul_send(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, const uint64_t* sources, cudaStream_t stream) {
+  OnDevice guard((int)plan->device);
+  UL_TRY(guard.status());
+  int opens = 0;
+  UL_TRY(take_turn(turn, *plan, stream, &opens));
+  UlCall call = bind(*plan, slot, sources);
+  call.waits = 0;
+  if (plan->copies == 0) return (int)launch_send(call, plan->unit_bytes, stream);
+  if (opens) {
+    ulysses::open_kernel<<<1, 32, 0, stream>>>(call);
+    UL_TRY(cudaGetLastError());
+  }
+  UL_TRY(cudaEventRecord(lane->begun, stream));
+  UL_TRY(cudaStreamWaitEvent(lane->stream, lane->begun, 0));
+  UL_TRY(issue_copies(*plan, slot, sources, lane->stream));
+  UL_TRY(launch_send(call, plan->unit_bytes, stream));
+  UL_TRY(cudaEventRecord(lane->own_done, stream));  // the send kernel counts the use that is announced next
+  UL_TRY(cudaStreamWaitEvent(lane->stream, lane->own_done, 0));
+  UlWait wait = wait_of(call);
+  wait.site[0] = site_of(call);
+  wait.sites = 1;
+  wait.announces = 1;
+  UL_TRY(launch_finish(wait, 1, lane->stream));
+  return (int)cudaEventRecord(lane->sent, lane->stream);
+}
+
+// Wait for sends of up to UL_MAX_WAIT_SITES call sites, given by their plans; one kernel.
+int ul_wait(const UlPlan* const* plans, UlLane* const* lanes, uint32_t sites, cudaStream_t stream) {
+  if (sites == 0 || sites > UL_MAX_WAIT_SITES) return (int)cudaErrorInvalidValue;
+  OnDevice guard((int)plans[0]->device);
+  UL_TRY(guard.status());
+  UlWait wait = wait_of(plans[0]->call);
+  wait.sites = sites;
+  wait.awaits = 1;
+  for (uint32_t index = 0; index < sites; ++index) {
+    wait.site[index] = site_of(plans[index]->call);
+    if (plans[index]->copies != 0) UL_TRY(cudaStreamWaitEvent(stream, lanes[index]->sent, 0));
+  }
+  return (int)launch_finish(wait, 1, stream);
+}
+
+}  // extern "C"
