@@ -88,7 +88,10 @@ class ChildSocket:
         return self._receive(socket.MSG_DONTWAIT)
 
     def close(self) -> None:
-        """Idempotent. A thread blocked in ``receive`` on this end wakes up with None."""
+        """Idempotent. A thread blocked in ``receive`` on this end wakes up with None.
+
+        The connection ends for a process that inherited this socket as well; to hand one over, ``detach``.
+        """
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

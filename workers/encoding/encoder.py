@@ -66,7 +66,7 @@ class H264Encoder:
     def encode(self, i420: memoryview, pts: int, *, is_key: bool) -> AccessUnit:
         """The access unit of one frame; ``i420`` may be reused when this returns.
 
-        i420: height * 3/2 * width bytes, planes Y, U, V without padding. Read in place.
+        i420: height * 3/2 * width bytes, planes Y, U, V without padding; read in place where height % 4 == 0.
         pts: in ticks of 1/fps, greater than the last one. ``is_key`` asks for a key frame.
         Raises FrameOrderError, EncodeError.
         """
@@ -74,7 +74,9 @@ class H264Encoder:
             raise FrameOrderError(f"pts {pts} after {self._last_pts}")
         is_key = is_key or self._last_pts is None or pts - self._last_key_pts >= self._key_interval_ticks
         picture = np.frombuffer(i420, np.uint8).reshape(self._height * 3 // 2, self._width)
-        frame = av.VideoFrame.from_numpy_buffer(picture, format="yuv420p")
+        # PyAV 18 rounds the height of a buffer that it shares down to a multiple of 4; other heights are copied.
+        share_or_copy = av.VideoFrame.from_numpy_buffer if self._height % 4 == 0 else av.VideoFrame.from_ndarray
+        frame = share_or_copy(picture, format="yuv420p")
         frame.pts = pts
         frame.time_base = self._time_base
         frame.pict_type = PictureType.I if is_key else PictureType.NONE

@@ -43,13 +43,15 @@ class EncodeProcess:
 
     def run(self) -> int:
         """Exit status 0 after Shutdown."""
-        self._watch(self._control.fileno(), self._read_commands)
+        control_fd = self._control.fileno()
+        self._watch(control_fd, self._read_commands)
         self._watch(self._drained_fd, self._report_drained)
         self._report(contract.EncodeReady())
         self._heartbeats.start()
         try:
             while not self._is_stopping:
-                for key, _ in self._selector.select():
+                # Commands first: what the server sent before a frame was published holds for that frame.
+                for key, _ in sorted(self._selector.select(), key=lambda event: event[0].fd != control_fd):
                     act: Callable[[], None] = key.data
                     act()
             self._stop()
