@@ -12,7 +12,6 @@ import secrets
 import signal
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -159,10 +158,10 @@ def bind(config: ServeConfig) -> socket.socket:
 def build(config: ServeConfig, engine: Engine, timers: Timers, signals: SignalLog) -> Daemon:
     """Everything that lives in the server's process. Raises StartError."""
     metrics = Metrics()
-    surroundings = Surroundings(engine, timers, config.sessions, metrics, time.monotonic_ns)
+    surroundings = Surroundings(engine, timers, config.sessions, metrics)
     registry = SessionRegistry(surroundings, wall_s=wall_clock_s)
     tokens = SessionTokens(secrets.token_bytes(32), config.access.token_lifetime_s, wall_clock_s)
-    peers = PeerSettings(config.server.max_messages_per_s, config.sessions.ack_timeout_s, time.monotonic_ns)
+    peers = PeerSettings(config.server.max_messages_per_s, config.sessions.ack_timeout_s)
     services = Services(config, registry, Access(config, tokens), metrics, timers, peers)
     return Daemon(config, engine, registry, _http_server(config, create_app(services)), signals)
 

@@ -101,7 +101,7 @@ class FakeEngine:
 
     def __init__(self, *statuses: ModelStatus, payload_bytes: int = 100, key_interval: int = 8) -> None:
         self._statuses = {status.name: status for status in (statuses or (READY,))}
-        self._payload_bytes = payload_bytes
+        self.payload_bytes = payload_bytes
         self._key_interval = key_interval
         self._listener: EngineListener | None = None
         self.sessions: dict[str, FakeEngineSession] = {}
@@ -112,10 +112,10 @@ class FakeEngine:
         self.is_held = False
         self.holds_starts = False
         self.holds_ends = False
+        self.obeys_key_requests = True
         self.refuses_starts: EngineError | None = None
         self.stop_gate: asyncio.Event | None = None
         self.now_ns: Callable[[], int] = lambda: 0
-        self._touched = asyncio.Event()
 
     # -- Engine --------------------------------------------------------------------------------------------------------
 
@@ -134,12 +134,10 @@ class FakeEngine:
             self._later(lambda: self.emit_started(request.session_id))
 
     def apply_control(self, control: ApplyControl) -> None:
-        self._touched.set()
         self.controls.append(control)
         self.sessions[control.session_id].control_id = control.control_id
 
     def grant(self, session_id: str, through_seq: int) -> None:
-        self._touched.set()
         session = self.sessions[session_id]
         assert through_seq > session.granted_through, "a grant that does not grow"
         session.granted_through = through_seq
@@ -148,12 +146,10 @@ class FakeEngine:
             self._later(lambda: self.generate(session_id))
 
     def request_key_frame(self, session_id: str) -> None:
-        self._touched.set()
         self.key_requests.append(session_id)
-        self.sessions[session_id].wants_key = True
+        self.sessions[session_id].wants_key = self.obeys_key_requests
 
     def end_session(self, session_id: str) -> None:
-        self._touched.set()
         self.end_requests.append(session_id)
         if not self.holds_ends:
             self._later(lambda: self.emit_ended(session_id, "ended"))
@@ -168,19 +164,11 @@ class FakeEngine:
         if self.stop_gate is not None:
             self.stop_gate.set()
 
-    # -- what tests ask and tell it --------------------------------------------------------------------------------------------
-
-    async def until(self, condition: Callable[[], bool], *, deadline_s: float = 10.0) -> None:
-        """Looks again after every command and event."""
-        async with asyncio.timeout(deadline_s):
-            while not condition():
-                self._touched.clear()
-                await self._touched.wait()
+    # -- what tests tell it --------------------------------------------------------------------------------------------
 
     def emit(self, event: EngineEvent) -> None:
         assert self._listener is not None
         self._listener(event)
-        self._touched.set()
 
     def listen(self, listener: EngineListener) -> None:
         self._listener = listener
@@ -224,7 +212,7 @@ class FakeEngine:
             generated_ns=self.now_ns(),
             encoded_ns=self.now_ns(),
         )
-        self.emit(PacketArrived(header, payload_of(seq, self._payload_bytes)))
+        self.emit(PacketArrived(header, payload_of(seq, self.payload_bytes)))
 
     def _later(self, action: Callable[[], None]) -> None:
         try:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,12 @@ class Served:
 
     def session(self, session_id: str) -> Session:
         return self.daemon.registry.get(session_id)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Looks again after each round trip through the server."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await self.http.get("/healthz")
 
     async def until_state(self, session_id: str, state: str) -> None:
         """Wakes at every change of state."""

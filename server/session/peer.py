@@ -6,7 +6,6 @@ Nothing is queued here: the newest state, one ping and an index into retention a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -50,8 +49,6 @@ class PeerSettings:
 
     max_messages_per_s: int
     answer_timeout_s: float
-    now_ns: Callable[[], int]
-    """CLOCK_MONOTONIC, as in the frames' headers."""
 
 
 class Peer:
@@ -280,7 +277,7 @@ class Peer:
             self._session.expect_ack()
         self._metrics.sent.labels(self.role).inc()
         self._metrics.sent_bytes.labels(self.role).inc(len(frame.payload))
-        age_ms = max(0, self._settings.now_ns() - frame.header.generated_ns) // 1_000_000
+        age_ms = max(0, self._timers.now_ns() - frame.header.generated_ns) // 1_000_000
         return FrameToSend(frame.header, frame.payload, decode_only, age_ms)
 
     def _next_eos(self) -> Eos | None:

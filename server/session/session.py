@@ -226,7 +226,7 @@ class Session:
             return
         metrics.decoded.labels(self.spec.model).inc(decoded_through - before)
         if newest is not None:
-            age_s = (self._surroundings.now_ns() - newest.header.generated_ns) / 1e9
+            age_s = (self._timers.now_ns() - newest.header.generated_ns) / 1e9
             metrics.decoded_after_s.labels(self.spec.model).observe(age_s)
         self._ack_due_s = None
         self.expect_ack()
@@ -353,7 +353,7 @@ class Session:
         peer.drop(ProtocolViolation(code, ERROR_CODES[code].meaning))
 
     def _announce(self) -> None:
-        self._log.info("session.state", state=self.data.state, reason=self.data.reason)
+        self._log.debug("session.state", state=self.data.state, reason=self.data.reason)
         if not self.is_over:
             for peer in self._peers():
                 peer.announce()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -36,13 +35,12 @@ class SessionSpec:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What every session needs and none owns. ``now_ns`` is CLOCK_MONOTONIC, as in the frames' headers."""
+    """What every session needs and none owns."""
 
     engine: Engine
     timers: Timers
     settings: SessionSection
     metrics: Metrics
-    now_ns: Callable[[], int]
 
 
 class Owner(Protocol):

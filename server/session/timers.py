@@ -13,9 +13,11 @@ class Timer(Protocol):
 
 
 class Timers(Protocol):
-    """Monotonic seconds; callbacks run on the event loop."""
+    """CLOCK_MONOTONIC in seconds, and in nanoseconds as frames carry it; callbacks run on the event loop."""
 
     def now_s(self) -> float: ...
+
+    def now_ns(self) -> int: ...
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer: ...
 
@@ -28,6 +30,9 @@ class LoopTimers:
 
     def now_s(self) -> float:
         return self._loop.time()
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
         return self._loop.call_at(when_s, callback)
