@@ -23,6 +23,7 @@ export const elements = {
   keys: find("keys", HTMLElement),
   fps: find("fps", HTMLElement),
   latency: find("latency", HTMLElement),
+  median: find("median", HTMLElement),
   shown: find("shown", HTMLElement),
   received: find("received", HTMLElement),
   decoded: find("decoded", HTMLElement),

@@ -39,16 +39,17 @@ export function showVerdict(verdict: Verdict | null): void {
 }
 
 export function showFigures(figures: Figures, window: number | null): void {
-  const { fps, latencyMs, medianLatencyMs } = figures;
-  elements.fps.textContent = fps === null ? "–" : fps.toFixed(1);
-  elements.latency.textContent =
-    latencyMs === null || medianLatencyMs === null
-      ? "–"
-      : `${latencyMs.toFixed(0)} ms · median ${medianLatencyMs.toFixed(0)} ms`;
+  elements.fps.textContent = figures.fps === null ? "–" : figures.fps.toFixed(1);
+  elements.latency.textContent = milliseconds(figures.latencyMs);
+  elements.median.textContent = milliseconds(figures.medianLatencyMs);
   elements.shown.textContent = WHOLE.format(figures.shown);
   elements.received.textContent = WHOLE.format(figures.received);
   elements.decoded.textContent = WHOLE.format(figures.decoded);
   elements.window.textContent = window === null ? "–" : `${figures.received - figures.decoded} of ${window}`;
+}
+
+function milliseconds(value: number | null): string {
+  return value === null ? "–" : `${value.toFixed(0)} ms`;
 }
 
 export function showSetup(state: SetupState): void {

@@ -19,16 +19,16 @@ export function showVerdict(verdict) {
     elements.verdict.dataset["delivered"] = String(verdict?.isDelivered ?? false);
 }
 export function showFigures(figures, window) {
-    const { fps, latencyMs, medianLatencyMs } = figures;
-    elements.fps.textContent = fps === null ? "–" : fps.toFixed(1);
-    elements.latency.textContent =
-        latencyMs === null || medianLatencyMs === null
-            ? "–"
-            : `${latencyMs.toFixed(0)} ms · median ${medianLatencyMs.toFixed(0)} ms`;
+    elements.fps.textContent = figures.fps === null ? "–" : figures.fps.toFixed(1);
+    elements.latency.textContent = milliseconds(figures.latencyMs);
+    elements.median.textContent = milliseconds(figures.medianLatencyMs);
     elements.shown.textContent = WHOLE.format(figures.shown);
     elements.received.textContent = WHOLE.format(figures.received);
     elements.decoded.textContent = WHOLE.format(figures.decoded);
     elements.window.textContent = window === null ? "–" : `${figures.received - figures.decoded} of ${window}`;
+}
+function milliseconds(value) {
+    return value === null ? "–" : `${value.toFixed(0)} ms`;
 }
 export function showSetup(state) {
     const { isRunning, isBusy } = state;
