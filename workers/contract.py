@@ -15,6 +15,9 @@ ENCODE_ENTRY = "ithaka.workers.encode"
 Pixels = Literal["lossy", "exact"]
 """H.264 at constant rate factor 20 (4:2:0, close to the source) or at qp 0 (the I420 samples bit for bit)."""
 
+Delivery = Literal["lossless", "live"]
+"""Every frame, whatever it takes; or the newest one, whatever is lost on the way."""
+
 
 # -- to a rank ---------------------------------------------------------------------------------------------------------
 
@@ -244,6 +247,18 @@ class OpenEncoder:
     height: int
     fps: int
     pixels: Pixels
+    bits_per_s: int = 0
+    """Constant bit rate; 0 for constant quality."""
+    max_waiting_frames: int = 0
+    """The newest win: of frames that wait for the encoder, older ones than these are dropped. 0: none is, all wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetBitrate:
+    """Of an encoder that was opened with a bit rate."""
+
+    session_id: str
+    bits_per_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +320,7 @@ class FrameHeader:
 
 @dataclass(frozen=True, slots=True)
 class PacketHeader:
-    """Beside an encoded access unit (H.264 Annex B)."""
+    """Beside an encoded access unit (H.264 Annex B). ``dropped``: the frame was not encoded, and there is no access unit."""
 
     session_id: str
     seq: int
@@ -315,6 +330,7 @@ class PacketHeader:
     key: bool
     generated_ns: int
     encoded_ns: int
+    dropped: bool = False
 
 
 Command = (
@@ -329,6 +345,7 @@ Command = (
     | AttachPackets
     | DetachFrames
     | OpenEncoder
+    | SetBitrate
     | RequestKeyFrame
     | CloseEncoder
 )

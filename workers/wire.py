@@ -40,6 +40,7 @@ _TAGS: dict[int, type] = {
     51: contract.RequestKeyFrame,
     52: contract.CloseEncoder,
     53: contract.ConfigureEncode,
+    54: contract.SetBitrate,
     64: contract.EncodeReady,
     65: contract.EncoderOpened,
     66: contract.EncoderFailed,

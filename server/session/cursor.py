@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from ithaka.server.session.flow import FrameFlow
@@ -54,3 +55,54 @@ class ViewerCursor:
         self._is_decoding = True
         self._after_seq = frame.header.seq
         return frame, False
+
+
+class LiveCursor:
+    """Begins at the next key frame and passes over what was dropped. One that lies more than ``flow.max_lag_frames`` behind
+    skips to the newest key frame within them, and asks for one where there is none.
+
+    ``acknowledges``: the other side says what it decoded, so what is in flight is bounded likewise: pictures that wait in a
+    socket are late too. ``skipped``: frames that were encoded and that it never got, from its first one on.
+    """
+
+    def __init__(
+        self, newest_seq: int, *, is_controller: bool, acknowledges: bool, key_frame_wanted: Callable[[], None]
+    ) -> None:
+        self._after_seq = newest_seq
+        self._is_controller = is_controller
+        self._acknowledges = acknowledges
+        self._key_frame_wanted = key_frame_wanted
+        self._is_decoding = self._has_begun = False
+        self.skipped = 0
+
+    def take(self, flow: FrameFlow) -> tuple[EncodedFrame, bool] | None:
+        if self._acknowledges and flow.delivery.in_flight >= flow.max_lag_frames:
+            return None
+        retention = flow.retention
+        if self._is_decoding and retention.newest_seq - self._after_seq > flow.max_lag_frames:
+            self._is_decoding = False
+            self._key_frame_wanted()
+        frame = self._following(flow) if self._is_decoding else self._beginning(flow)
+        if frame is None:
+            return None
+        seq = frame.header.seq
+        if self._has_begun:
+            self.skipped += seq - self._after_seq - 1 - flow.losses.between(self._after_seq, seq)
+        self._is_decoding = self._has_begun = True
+        self._after_seq = seq
+        if self._is_controller:
+            flow.delivery.sent(seq)
+        return frame, False
+
+    def _following(self, flow: FrameFlow) -> EncodedFrame | None:
+        for seq in range(self._after_seq + 1, flow.retention.newest_seq + 1):
+            frame = flow.retention.get(seq)
+            if frame is None or not frame.header.dropped:
+                return frame
+        return None
+
+    def _beginning(self, flow: FrameFlow) -> EncodedFrame | None:
+        key_seq = flow.retention.newest_key()
+        if key_seq is None or key_seq <= self._after_seq or flow.retention.newest_seq - key_seq > flow.max_lag_frames:
+            return None
+        return flow.retention.get(key_seq)

@@ -1,7 +1,7 @@
 """The data path of one session: retention, delivery and pacer folded into one number, the grant.
 
 ``GrantFrames.through_seq`` is the smaller of what the window allows and what the pacer allows, in whole chunks, and grows
-only. Pure: every call that needs the time takes it.
+only. In ``live`` the window says nothing: no client holds the model up. Pure: every call that needs the time takes it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from ithaka.server.pacer import Pacer
 from ithaka.server.session.delivery import Delivery
+from ithaka.server.session.key_frames import KeyFrameWish
+from ithaka.server.session.losses import Losses
 from ithaka.server.session.retention import EncodedFrame, Retention
 
 
@@ -23,6 +25,7 @@ class Shape:
     retained_bytes: int
     is_unpaced: bool = False
     max_frames: int | None = None
+    is_live: bool = False
 
 
 class FrameFlow:
@@ -32,6 +35,11 @@ class FrameFlow:
         self._pacer = Pacer(shape.fps, shape.chunk_frames, is_unpaced=shape.is_unpaced)
         self._chunk_frames = shape.chunk_frames
         self._max_frames = shape.max_frames
+        self.is_live = shape.is_live
+        self.losses = Losses()
+        self.max_lag_frames = max(shape.fps // 2, 2 * shape.chunk_frames)
+        """How far a live carrier may lie behind; chunks come at once, so one of them is no lag."""
+        self._key_wish = KeyFrameWish(max(1, shape.fps // 2))
 
     @property
     def granted_through(self) -> int:
@@ -49,10 +57,20 @@ class FrameFlow:
         self._pacer = self._pacer.pause(now_s)
 
     def add(self, frame: EncodedFrame) -> bool:
-        """Take a generated frame; True when a key frame is wanted now."""
+        """Take a generated frame, or the word that it was dropped; True when a key frame is to be asked for now."""
+        header = frame.header
         wants_key = self.retention.add(frame)
-        self.delivery.generated(frame.header.seq)
-        return wants_key
+        self.delivery.generated(header.seq)
+        if header.dropped:
+            self.losses.dropped(header.seq)
+        if self.is_live:
+            # Nobody asks for old frames again, so only those since the newest key frame are kept.
+            self.retention.acknowledge(header.seq)
+        return self._key_wish.arrived(header.seq, is_key=header.key) or wants_key
+
+    def want_key(self) -> bool:
+        """A receiver needs a key frame; True when it is to be asked for now."""
+        return self._key_wish.want(self.delivery.generated_through)
 
     def acknowledge(self, received_through: int, decoded_through: int) -> bool:
         """Raises ProtocolViolation. True when something new is decoded."""
@@ -61,8 +79,8 @@ class FrameFlow:
         return grew
 
     def resume(self, stream: str, next_seq: int) -> int:
-        """The frame to send first. Raises ProtocolViolation."""
-        start = self.retention.replay_start(next_seq)
+        """The frame to send first; in ``live`` sending begins at the next key frame. Raises ProtocolViolation."""
+        start = next_seq if self.is_live else self.retention.replay_start(next_seq)
         self.delivery.resume(stream, next_seq, is_kept=start is not None)
         self.retention.acknowledge(self.delivery.decoded_through)
         assert start is not None
@@ -81,7 +99,9 @@ class FrameFlow:
 
     def _has_room(self) -> bool:
         is_wanted = self._max_frames is None or self.granted_through < self._max_frames
-        fits = self.granted_through + self._chunk_frames <= self.delivery.window_through
+        # A live model that is slower than its rate must not save up grants and make up for lost time later.
+        through = self.delivery.generated_through + 2 * self._chunk_frames if self.is_live else self.delivery.window_through
+        fits = self.granted_through + self._chunk_frames <= through
         return is_wanted and fits and not self.retention.is_full
 
     def sendable(self, seq: int) -> EncodedFrame | None:

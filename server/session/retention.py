@@ -83,6 +83,10 @@ class Retention:
         at = bisect_right(self._key_seqs, after_seq)
         return self._key_seqs[at] if at < len(self._key_seqs) else None
 
+    def newest_key(self) -> int | None:
+        """The newest kept key frame."""
+        return self._key_seqs[-1] if self._key_seqs else None
+
     def clear(self) -> None:
         self._drop_before(self.newest_seq + 1)
 

@@ -1,0 +1,199 @@
+"""One RTCPeerConnection that answers an offer: what aiortc needs to be told, and what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiortc import (
+    RTCBundlePolicy,
+    RTCConfiguration,
+    RTCDataChannel,
+    RTCIceServer,
+    RTCPeerConnection,
+    RTCRtpSender,
+    RTCSessionDescription,
+)
+from aiortc.rtcicetransport import RTCIceTransport
+from aiortc.rtp import (
+    RTCP_PSFB_APP,
+    RTCP_PSFB_FIR,
+    RTCP_PSFB_PLI,
+    AnyRtcpPacket,
+    RtcpPsfbPacket,
+    RtcpRrPacket,
+    unpack_remb_fci,
+)
+
+from ithaka.server.errors import ApiError
+from ithaka.server.transports.base import TransportLost
+from ithaka.server.transports.webrtc.offer import Fragment, Offer
+from ithaka.server.transports.webrtc.track import PacketTrack
+
+_MIMES = ("video/h264", "video/rtx")
+
+
+@dataclass(frozen=True, slots=True)
+class IceSettings:
+    """``host_addresses`` None: every address of this machine but loopback."""
+
+    host_addresses: tuple[str, ...] | None
+    servers: tuple[RTCIceServer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What the receiver of a track asks for. Called on the event loop."""
+
+    key_frame_wanted: Callable[[], None]
+    bitrate_estimated: Callable[[int], None]
+    """Bits a second."""
+
+
+class Link:
+    """``track`` is None where the offer gets no video, ``channel`` until the peer has opened it."""
+
+    def __init__(self, ice: IceSettings, feedback: Feedback, track: PacketTrack | None) -> None:
+        self.track = track
+        self.channel: RTCDataChannel | None = None
+        self.num_reports = 0
+        """Receiver reports that came."""
+        self._ice = ice
+        self._feedback = feedback
+        self._offer: Offer | None = None
+        self._changed = asyncio.Event()
+        self._is_lost = False
+        self._lost_listeners: list[Callable[[], None]] = []
+        self._closing: asyncio.Task[None] | None = None
+        self._connection = RTCPeerConnection(RTCConfiguration(list(ice.servers), RTCBundlePolicy.MAX_BUNDLE))
+        self._connection.on("connectionstatechange", self._state_changed)
+        self._connection.on("datachannel", self._channel_opened)
+
+    async def answer(self, offer: Offer) -> str:
+        """The answer's SDP, with every candidate. Raises ApiError ``codec_unsupported`` or ``sdp_invalid``."""
+        self._offer = offer
+        connection = self._connection
+        if self.track is not None:
+            transceiver = connection.addTransceiver(self.track, direction="sendonly")
+            known = RTCRtpSender.getCapabilities("video").codecs
+            transceiver.setCodecPreferences([codec for codec in known if codec.mimeType.lower() in _MIMES])
+            self._listen(transceiver.sender)
+        try:
+            await connection.setRemoteDescription(RTCSessionDescription(offer.sdp, "offer"))
+        # The offer was parsed before; what is left is what it asks for.
+        except Exception as error:
+            if "send parameters" in str(error):
+                raise ApiError("codec_unsupported", "the offer has no H.264 that this server can send", field="sdp") from None
+            raise ApiError("sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp") from None
+        for transceiver in connection.getTransceivers():
+            if transceiver.sender.track is None:
+                transceiver.direction = "inactive"
+        for transport in self._ice_transports():
+            self._choose_addresses(transport)
+        try:
+            await connection.setLocalDescription(await connection.createAnswer())
+        except Exception as error:
+            raise ApiError("sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp") from None
+        return str(connection.localDescription.sdp)
+
+    async def add_candidates(self, fragment: Fragment) -> None:
+        """Raises ApiError ``ice_restart_unsupported``."""
+        assert self._offer is not None
+        if fragment.ice_username and fragment.ice_username != self._offer.ice_username:
+            raise ApiError("ice_restart_unsupported", "this connection can't change its ICE session; open another one")
+        for candidate in fragment.candidates:
+            await self._connection.addIceCandidate(candidate)
+        if fragment.is_last:
+            await self._connection.addIceCandidate(None)
+
+    async def connected(self) -> None:
+        """Returns when media and, where the offer has one, the data channel can flow. Raises TransportLost."""
+        assert self._offer is not None
+        while not self._is_lost:
+            has_channel = self.channel is not None or not self._offer.has_channel
+            if self._connection.connectionState == "connected" and has_channel:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+        raise TransportLost("the connection failed")
+
+    def on_lost(self, listener: Callable[[], None]) -> None:
+        """Called once, now where it is lost already."""
+        if self._is_lost:
+            listener()
+        else:
+            self._lost_listeners.append(listener)
+
+    async def close(self) -> None:
+        """Goes on to its end when the caller is cancelled. Idempotent."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._connection.close())
+        await asyncio.shield(self._closing)
+        self._lose()
+
+    def _ice_transports(self) -> set[RTCIceTransport]:
+        connection = self._connection
+        transports = {transceiver.sender.transport.transport for transceiver in connection.getTransceivers()}
+        if connection.sctp is not None:
+            transports.add(connection.sctp.transport.transport)
+        return transports
+
+    def _choose_addresses(self, transport: RTCIceTransport) -> None:
+        """aioice offers every address but loopback, and has no setting for it."""
+        if self._ice.host_addresses is None:
+            return
+        agent, chosen = transport._connection, list(self._ice.host_addresses)
+        gather = agent.get_component_candidates
+
+        async def gather_chosen(component: int, addresses: list[str], timeout: int = 5) -> object:
+            return await gather(component, chosen, timeout)
+
+        agent.get_component_candidates = gather_chosen  # type: ignore[method-assign,assignment]
+
+    def _listen(self, sender: RTCRtpSender) -> None:
+        """aiortc keeps feedback for encoders of its own; packets that come encoded have nobody to hear it."""
+        handle = sender._handle_rtcp_packet
+
+        async def handle_and_tell(packet: AnyRtcpPacket) -> None:
+            await handle(packet)
+            if isinstance(packet, RtcpRrPacket):
+                self.num_reports += 1
+            elif isinstance(packet, RtcpPsfbPacket) and packet.fmt in (RTCP_PSFB_PLI, RTCP_PSFB_FIR):
+                self._feedback.key_frame_wanted()
+            elif isinstance(packet, RtcpPsfbPacket) and packet.fmt == RTCP_PSFB_APP:
+                self._tell_bitrate(packet, sender)
+
+        sender._handle_rtcp_packet = handle_and_tell  # type: ignore[method-assign]
+
+    def _tell_bitrate(self, packet: RtcpPsfbPacket, sender: RTCRtpSender) -> None:
+        try:
+            bitrate, ssrcs = unpack_remb_fci(packet.fci)
+        except ValueError:
+            return
+        if sender._ssrc in ssrcs:
+            self._feedback.bitrate_estimated(bitrate)
+
+    def _state_changed(self) -> None:
+        if self._connection.connectionState in ("failed", "closed"):
+            self._lose()
+        self._changed.set()
+
+    def _channel_opened(self, channel: RTCDataChannel) -> None:
+        """The first reliable one is ours; a peer that opens more is not heard there."""
+        is_reliable = channel.ordered and channel.maxRetransmits is None and channel.maxPacketLifeTime is None
+        if self.channel is not None or not is_reliable:
+            channel.close()
+            return
+        self.channel = channel
+        channel.on("close", self._lose)
+        self._changed.set()
+
+    def _lose(self) -> None:
+        self._is_lost = True
+        self._changed.set()
+        if self.track is not None:
+            self.track.stop()
+        listeners, self._lost_listeners = self._lost_listeners, []
+        for listener in listeners:
+            listener()

@@ -1,0 +1,53 @@
+"""A track that is fed with encoded packets instead of pictures."""
+
+from __future__ import annotations
+
+import asyncio
+from fractions import Fraction
+
+import av
+from aiortc import MediaStreamTrack
+from aiortc.mediastreams import MediaStreamError
+
+from ithaka.server.transports.base import FrameToSend, TransportLost
+
+
+class PacketTrack(MediaStreamTrack):
+    """Holds one frame; ``push`` waits until the one before it was taken by the sender."""
+
+    kind = "video"
+
+    def __init__(self, fps: int) -> None:
+        super().__init__()
+        self._time_base = Fraction(1, fps)
+        self._frame: FrameToSend | None = None
+        self._filled = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+
+    async def push(self, frame: FrameToSend) -> None:
+        """Raises TransportLost once the track has stopped."""
+        await self._emptied.wait()
+        if self.readyState != "live":
+            raise TransportLost("the track has stopped")
+        self._emptied.clear()
+        self._frame = frame
+        self._filled.set()
+
+    async def recv(self) -> av.Packet:
+        """The next packet, for the RTP sender. Raises MediaStreamError once the track has stopped."""
+        await self._filled.wait()
+        if self.readyState != "live" or self._frame is None:
+            raise MediaStreamError
+        packet = av.Packet(self._frame.payload)
+        packet.pts = packet.dts = self._frame.header.pts
+        packet.time_base = self._time_base
+        self._frame = None
+        self._filled.clear()
+        self._emptied.set()
+        return packet
+
+    def stop(self) -> None:
+        super().stop()
+        self._filled.set()
+        self._emptied.set()
