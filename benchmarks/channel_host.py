@@ -1,0 +1,134 @@
+"""The tensor channel in host memory between two processes: frames a second, publish → take, idle cost.
+
+``python -m benchmarks.channel_host [--size 832x480] [--seconds 3]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import select
+import time
+from multiprocessing.connection import Connection
+
+import numpy as np
+import psutil
+
+from benchmarks.percentiles import percentiles
+from ithaka.comm_ext.channel.base import ChannelClosedError, ChannelMessage, Slot, TensorLayout
+from ithaka.comm_ext.channel.host_shm import HostChannel, HostConsumer, HostProducer, clear_event, open_consumer
+from ithaka.workers import wire
+from ithaka.workers.contract import FrameHeader
+
+NUM_SLOTS = 8
+PACED_HZ = 100
+
+
+def consume(fds: list[int], results: Connection, copies: bool) -> None:
+    """Take until the end; sends (frames, publish → take in µs, own CPU seconds)."""
+    consumer = open_consumer(fds, 0)
+    copied = bytearray(2**22)
+    latencies_us: list[float] = []
+    results.send("ready")
+    try:
+        while True:
+            delivery = consumer.take()
+            if delivery is None:
+                wait(consumer)
+                continue
+            header = wire.decode_as(FrameHeader, delivery.message.header)
+            latencies_us.append((time.monotonic_ns() - header.generated_ns) / 1000)
+            if copies:
+                copied[: len(delivery.data)] = delivery.data
+            consumer.release(delivery)
+    except ChannelClosedError:
+        results.send((len(latencies_us), latencies_us, time.process_time()))
+
+
+def wait(consumer: HostConsumer) -> None:
+    select.select([consumer.ready_fd()], [], [])
+    clear_event(consumer.ready_fd())
+
+
+def claim(producer: HostProducer) -> Slot:
+    while (slot := producer.claim()) is None:
+        select.select([producer.free_fd()], [], [])
+        clear_event(producer.free_fd())
+    return slot
+
+
+def publish(producer: HostProducer, slot: Slot, seq: int, shape: tuple[int, int]) -> None:
+    header = FrameHeader("session", seq, seq // 4, 0, seq - 1, time.monotonic_ns())
+    producer.publish(slot, ChannelMessage(wire.encode(header), (TensorLayout(shape, "uint8"),)))
+
+
+def run(shape: tuple[int, int], seconds: float, *, copies: bool, hz: float) -> tuple[float, list[float]]:
+    """Frames a second and publish → take in µs; ``hz`` 0 goes as fast as slots come free."""
+    channel = HostChannel.create(1, NUM_SLOTS, shape[0] * shape[1], 1)
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(
+        target=consume, args=([os.dup(fd) for fd in channel.describe()], theirs, copies)
+    )
+    child.start()
+    ours.recv()
+    producer = channel.open_producer()
+    frame = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    started = time.perf_counter()
+    seq = 0
+    while (now := time.perf_counter() - started) < seconds:
+        if hz:
+            time.sleep(max(0.0, seq / hz - now))
+        slot = claim(producer)
+        if copies:
+            np.copyto(np.frombuffer(slot.data, np.uint8).reshape(shape), frame)
+        seq += 1
+        publish(producer, slot, seq, shape)
+    producer.close()
+    num_frames, latencies_us, _ = ours.recv()
+    elapsed_s = time.perf_counter() - started
+    child.join()
+    channel.close()
+    return num_frames / elapsed_s, latencies_us
+
+
+def idle_core_percent(seconds: float) -> float:
+    """CPU that a consumer uses while nothing comes, in percent of a core."""
+    channel = HostChannel.create(1, NUM_SLOTS, 4096, 1)
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(
+        target=consume, args=([os.dup(fd) for fd in channel.describe()], theirs, False)
+    )
+    child.start()
+    ours.recv()
+    process = psutil.Process(child.pid)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(seconds)
+    used_s = sum(process.cpu_times()[:2]) - before
+    channel.close_producer()
+    ours.recv()
+    child.join()
+    channel.close()
+    return 100 * used_s / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="832x480", help="WIDTHxHEIGHT of the I420 frame")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
+    arguments = parser.parse_args()
+    width, height = (int(side) for side in arguments.size.split("x"))
+    shape = (height * 3 // 2, width)
+    print(f"{width}x{height} I420, {shape[0] * shape[1] / 1e6:.2f} MB, {NUM_SLOTS} slots, {os.cpu_count()} cores")
+    for name, copies, hz in (
+        ("handed over, bytes untouched", False, 0),
+        ("written by one, copied out by the other", True, 0),
+        (f"the same, {PACED_HZ} a second", True, PACED_HZ),
+    ):
+        fps, latencies_us = run(shape, arguments.seconds, copies=copies, hz=hz)
+        print(f"{name:42} {fps:8.0f} frames/s   publish → take {percentiles(latencies_us)} µs")
+    print(f"{'a consumer that waits':42} {idle_core_percent(arguments.seconds):8.2f} % of a core")
+
+
+if __name__ == "__main__":
+    main()
