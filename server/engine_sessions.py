@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from ithaka.server.child_process import ChildFailure
-from ithaka.server.encode_service import EncodeService
 from ithaka.server.engine_client import (
     EngineError,
     EngineEvent,
@@ -19,7 +19,6 @@ from ithaka.server.engine_client import (
     SessionRequest,
     StepTimed,
 )
-from ithaka.server.model_group import ModelGroup
 from ithaka.workers import contract
 from ithaka.workers.wire import WireError
 
@@ -29,12 +28,30 @@ _RETRYABLE = frozenset({"session_limit"})
 _log = structlog.get_logger()
 
 
+class Leader(Protocol):
+    """Who generates a session's frames."""
+
+    name: str
+
+    def send(self, command: contract.Command) -> None:
+        """Raises WireError for what is too large, or no text."""
+        ...
+
+
+class Encoders(Protocol):
+    """Who encodes them."""
+
+    def open_session(self, request: SessionRequest, description: contract.ModelDescription) -> None: ...
+    def request_key_frame(self, session_id: str) -> None: ...
+    def close_session(self, session_id: str) -> None: ...
+
+
 @dataclass(slots=True)
 class EngineSession:
     """``last_seq`` is that of the last packet; ``outcome`` is what the leader said at the end, whose packets may follow."""
 
     request: SessionRequest
-    group: ModelGroup
+    leader: Leader
     last_seq: int = 0
     through_seq: int = 0
     is_open: bool = False
@@ -50,8 +67,8 @@ class EngineSession:
 class EngineSessions:
     """Commands go to leader and encode, their answers and packets come here; ``emit`` gets what the core should know."""
 
-    def __init__(self, encode: EncodeService, emit: Callable[[EngineEvent], None]) -> None:
-        self._encode = encode
+    def __init__(self, encoders: Encoders, emit: Callable[[EngineEvent], None]) -> None:
+        self._encoders = encoders
         self._emit = emit
         self._sessions: dict[str, EngineSession] = {}
         self._none_left = asyncio.Event()
@@ -59,25 +76,25 @@ class EngineSessions:
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
-    def start(self, request: SessionRequest, group: ModelGroup, description: contract.ModelDescription) -> None:
+    def start(self, request: SessionRequest, leader: Leader, description: contract.ModelDescription) -> None:
         """Raises EngineError for an id in use and for a request that is too large to send."""
         session_id = request.session_id
         if session_id in self._sessions:
             raise EngineError("session_exists", f"the session {session_id} is running already")
         command = contract.StartSession(session_id, request.seed, request.prompt, request.options)
         try:
-            group.send(command)
+            leader.send(command)
         except WireError as error:
             raise EngineError("invalid_session_options", str(error)) from error
-        self._sessions[session_id] = EngineSession(request, group)
+        self._sessions[session_id] = EngineSession(request, leader)
         self._none_left.clear()
-        self._encode.open_session(request, description)
+        self._encoders.open_session(request, description)
 
     def apply_control(self, control: contract.ApplyControl) -> None:
         """Raises EngineError for a control that is too large to send, or holds what is no text."""
         if session := self._sessions.get(control.session_id):
             try:
-                session.group.send(control)
+                session.leader.send(control)
             except WireError as error:
                 raise EngineError("invalid_control", str(error)) from error
 
@@ -88,16 +105,16 @@ class EngineSessions:
         session.through_seq = through_seq
         # Frames that come before the encoder is open would be lost.
         if session.is_started:
-            session.group.send(contract.GrantFrames(session_id, through_seq))
+            session.leader.send(contract.GrantFrames(session_id, through_seq))
 
     def request_key_frame(self, session_id: str) -> None:
         if session_id in self._sessions:
-            self._encode.request_key_frame(session_id)
+            self._encoders.request_key_frame(session_id)
 
     def end(self, session_id: str) -> None:
         session = self._sessions.get(session_id)
         if session is not None and session.outcome is None:
-            session.group.send(contract.EndSession(session_id))
+            session.leader.send(contract.EndSession(session_id))
 
     def end_all(self) -> None:
         for session_id in list(self._sessions):
@@ -108,7 +125,7 @@ class EngineSessions:
 
     # -- what leader and encode say ------------------------------------------------------------------------------------
 
-    def on_leader_report(self, group: ModelGroup, report: contract.Report) -> None:
+    def on_leader_report(self, leader: Leader, report: contract.Report) -> None:
         match report:
             case contract.SessionStarted(session_id=session_id):
                 if session := self._sessions.get(session_id):
@@ -116,7 +133,7 @@ class EngineSessions:
                     self._announce(session)
             case contract.StepCompleted(session_id=session_id):
                 if session_id in self._sessions:
-                    self._emit(StepTimed(group.name, session_id, report.chunk, report.control_id, report.step_ms))
+                    self._emit(StepTimed(leader.name, session_id, report.chunk, report.control_id, report.step_ms))
             case contract.SessionEnded(session_id=session_id):
                 if session := self._sessions.get(session_id):
                     session.outcome = report
@@ -146,9 +163,9 @@ class EngineSessions:
         self._emit(packet)
         self._finish_if_complete(session)
 
-    def on_group_lost(self, group: ModelGroup, failure: ChildFailure) -> None:
+    def on_group_lost(self, leader: Leader, failure: ChildFailure) -> None:
         """Every rank is dead, and what it had published was encoded."""
-        for session in [session for session in self._sessions.values() if session.group is group]:
+        for session in [session for session in self._sessions.values() if session.leader is leader]:
             self._finish(session, "worker_lost", f"{failure.child} {failure.message}", retryable=True)
 
     def on_encode_lost(self, failure: ChildFailure) -> None:
@@ -169,7 +186,7 @@ class EngineSessions:
         session_id = session.request.session_id
         self._emit(EngineSessionStarted(session_id, session.codec))
         if session.through_seq:
-            session.group.send(contract.GrantFrames(session_id, session.through_seq))
+            session.leader.send(contract.GrantFrames(session_id, session.through_seq))
 
     def _finish_if_complete(self, session: EngineSession) -> None:
         outcome = session.outcome
@@ -179,14 +196,14 @@ class EngineSessions:
     def _abandon(self, session: EngineSession, code: str, message: str, *, retryable: bool) -> None:
         # The leader goes on with it until it is told.
         if session.outcome is None:
-            session.group.send(contract.EndSession(session.request.session_id))
+            session.leader.send(contract.EndSession(session.request.session_id))
         self._finish(session, code, message, retryable=retryable)
 
     def _finish(self, session: EngineSession, code: str, message: str, *, retryable: bool) -> None:
         session_id = session.request.session_id
         if self._sessions.pop(session_id, None) is None:
             return
-        self._encode.close_session(session_id)
+        self._encoders.close_session(session_id)
         if not self._sessions:
             self._none_left.set()
         self._emit(EngineSessionEnded(session_id, session.last_seq, code, message, retryable))

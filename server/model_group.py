@@ -115,7 +115,7 @@ class ModelGroup:
     # -- tenant --------------------------------------------------------------------------------------------------------
 
     def specs(self) -> tuple[ChildSpec, ...]:
-        fds = _rank_fds(self._section.ranks)
+        fds = rank_fds(self._section.ranks)
         faults, self.next_faults = self.next_faults, {}
         return tuple(
             ChildSpec(
@@ -172,7 +172,7 @@ class ModelGroup:
         )
 
 
-def _rank_fds(num_ranks: int) -> tuple[tuple[int, ...], ...]:
+def rank_fds(num_ranks: int) -> tuple[tuple[int, ...], ...]:
     """Each rank's descriptors, as ConfigureRank orders them; each rank's own copies."""
     if num_ranks == 1:
         return ((),)

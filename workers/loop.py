@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
 import torch
 
-from ithaka.comm_ext.channel.base import ChannelError
 from ithaka.comm_ext.channel.host_shm import clear_event
 from ithaka.workers import contract
 from ithaka.workers.child_socket import ChildSocket, close_fds
@@ -27,8 +25,6 @@ from ithaka.workers.wire import WireError
 
 _MAX_COMMANDS_PER_TURN = 1024
 """A flood of commands can't keep the leader from its work."""
-
-_log = structlog.get_logger()
 
 OpenChannel = Callable[[list[int]], FramePublisher]
 """Makes the leader's end of a frame channel from the descriptors that came with AttachFrames; takes them over."""
@@ -223,27 +219,17 @@ class LeaderLoop:
             self._end(session_id, outcome.refusal.code, str(outcome.refusal))
         elif outcome.frames is None:
             self._end(session_id, "finished", "")
-        elif self._publish(outcome.frames, outcome):
+        else:
+            assert self._channel is not None
             session = self._sessions[session_id]
+            first_seq = session.progress.generated + 1
+            self._channel.publish(outcome.frames, outcome.step, first_seq=first_seq, control_id=outcome.control_id)
             last_seq = session.progress.generated + outcome.frames.shape[0]
             session.progress = SessionProgress(session_id, last_seq, session.progress.through_seq)
             session.chunk += 1
             self._control.send(
                 contract.StepCompleted(session_id, outcome.step.chunk, last_seq, outcome.control_id, outcome.step_ms)
             )
-
-    def _publish(self, frames: torch.Tensor, outcome: Outcome) -> bool:
-        assert self._channel is not None
-        first_seq = self._sessions[outcome.step.session_id].progress.generated + 1
-        try:
-            self._channel.publish(frames, outcome.step, first_seq=first_seq, control_id=outcome.control_id)
-        except ChannelError as error:
-            # Encode is gone, and with it every session that has begun; the server says so and brings a new channel.
-            _log.warning("frames.lost", reason=str(error))
-            self._channel.close()
-            self._channel = None
-            return False
-        return True
 
     def _close(self) -> None:
         for session_id in list(self._sessions):

@@ -9,11 +9,11 @@ import structlog
 import torch
 
 from ithaka.comm_ext.channel.host_shm import open_producer
-from ithaka.comm_ext.ulysses.errors import UlyssesError
+from ithaka.comm_ext.ulysses.errors import UlyssesError, UlyssesPeerError
 from ithaka.workers.child_socket import ChildSocket
 from ithaka.workers.contract import ConfigureRank, ModelDescription, WorkerFailed, WorkerReady
 from ithaka.workers.device import pick_device
-from ithaka.workers.families.base import FamilyError, FamilySpec, ModelFamily
+from ithaka.workers.families.base import FamilyError, FamilyLoadError, FamilySpec
 from ithaka.workers.families.registry import resolve
 from ithaka.workers.fault import FaultPoints
 from ithaka.workers.group import LEADER, Group, GroupBrokenError
@@ -29,10 +29,20 @@ def serve_rank(control: ChildSocket, configure: ConfigureRank, fds: list[int], n
     """Exit status 0 after Shutdown (StopRank on a follower), 1 after a failure, which is reported."""
     torch.set_num_threads(num_threads)
     pulse = Pulse(control, configure.heartbeat_interval_s)
-    group: Group | None = None
+    code = FamilyLoadError.code
     try:
+        # Imported before the ranks meet: from then on they wait for each other for seconds only.
+        load = resolve(configure.family)
         group = Group.join(configure, fds)
-        family = _load(configure, group)
+        family = load(
+            model=configure.model,
+            options=configure.options,
+            device=pick_device(configure.device, configure.rank, configure.num_ranks),
+            rank=configure.rank,
+            num_ranks=configure.num_ranks,
+            communicator=group.communicator,
+        )
+        code = "step_failed"
         gc.freeze()
         gc.enable()
         control.send(WorkerReady(configure.rank, _described(family.spec)))
@@ -47,22 +57,10 @@ def serve_rank(control: ChildSocket, configure: ConfigureRank, fds: list[int], n
         # The group falls with this rank, so nothing is left to close in order; the process's end frees it all.
         _log.error("rank.failed", exc_info=True)
         with contextlib.suppress(OSError):
-            control.send(_failed(configure.rank, error, loaded=group is not None))
+            control.send(_failed(configure.rank, error, code))
         return 1
     finally:
         pulse.stop()
-
-
-def _load(configure: ConfigureRank, group: Group) -> ModelFamily:
-    load = resolve(configure.family)
-    return load(
-        model=configure.model,
-        options=configure.options,
-        device=pick_device(configure.device, configure.rank, configure.num_ranks),
-        rank=configure.rank,
-        num_ranks=configure.num_ranks,
-        communicator=group.communicator,
-    )
 
 
 def _serve(
@@ -104,7 +102,9 @@ def _described(spec: FamilySpec) -> ModelDescription:
     )
 
 
-def _failed(rank: int, error: Exception, *, loaded: bool) -> WorkerFailed:
-    code = error.code if isinstance(error, FamilyError | UlyssesError | GroupBrokenError) else "step_failed"
-    culprit = getattr(error, "rank", rank)
-    return WorkerFailed(rank, str(code), f"{type(error).__name__}: {error}", culprit)
+def _failed(rank: int, error: Exception, code: str) -> WorkerFailed:
+    """``code`` is for an error that brings none of its own."""
+    if isinstance(error, FamilyError | UlyssesError | GroupBrokenError):
+        code = str(error.code)
+    culprit = error.rank if isinstance(error, UlyssesPeerError | GroupBrokenError) else rank
+    return WorkerFailed(rank, code, f"{type(error).__name__}: {error}", culprit)

@@ -84,7 +84,8 @@ class ModelFamily(Protocol):
 
         Returns on rank 0 the frames as uint8 RGB ``[chunk_frames, height, width, 3]`` (contiguous; on the model's
         device), on other ranks None. A family that makes I420 itself returns uint8 ``[chunk_frames, height * 3 // 2,
-        width]`` instead; the shape tells.
+        width]`` instead; the shape tells. A first or last chunk may have fewer frames; None on rank 0 says that the
+        session has no more, and closes it as "finished".
         """
         ...
 
