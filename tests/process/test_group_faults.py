@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 import pytest
-from tests.process.engine_run import EngineRun, barcodes, children, synthetic
+from tests.process.engine_run import LIMITS, EngineRun, barcodes, children, synthetic
 
 from ithaka.server.engine_client import ModelState
 
@@ -87,6 +87,17 @@ async def test_a_follower_dies_or_stops_at_each_point(action: str) -> None:
     async with EngineRun(synthetic(ranks=2), faults=faults[0].spec("s/1")) as run:
         await _suffer(run, "s", "s/1", faults)
         assert run.states()[:4] == [ModelState.STARTING, ModelState.READY, ModelState.RESTARTING, ModelState.READY]
+    assert children() == []
+
+
+async def test_a_rank_that_waits_in_vain_for_another_names_it() -> None:
+    limits = LIMITS.model_copy(update={"communicator_timeout_s": 0.5, "heartbeat_timeout_s": 10})
+    async with EngineRun(synthetic(ranks=2), limits=limits, faults={"s/1": ("rank.before_step:2:stop",)}) as run:
+        await run.ready()
+        run.begin("s1", window=8)
+        ended = await run.ended("s1")
+        assert (ended.code, ended.last_seq, ended.retryable) == ("worker_lost", 2, True)
+        assert ended.message.startswith("s/0") and "rank 1 is to blame" in ended.message
     assert children() == []
 
 
