@@ -114,6 +114,8 @@ def main() -> None:
 
     frames = HostChannel.create(1, 2 * arguments.sessions, sources[0].size, 1)
     packets = HostChannel.create(2, 64, 2 * sources[0].size + 4096, 1)
+    # Leader and server live on the other cores, where there are any.
+    os.sched_setaffinity(0, os.sched_getaffinity(0) - {arguments.core} or {arguments.core})
     control, process = start_encode(arguments.preset, arguments.core)
     control.send(contract.AttachPackets(2), packets.describe())
     control.send(contract.AttachFrames(1), frames.describe())
