@@ -18,11 +18,16 @@ from ithaka.workers.encoding.errors import EncodeError, EncoderOpenError, Encode
 
 MIN_SIDE, MAX_SIDE = 16, 4096
 MAX_FPS = 240
+_RATE_BUFFER_PER_S = 2
+"""A constant rate holds over half a second: a key frame may be larger than its share, and its transfer still short."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Sizes in pixels, ``fps`` of media time; ``crf`` is ignored where ``pixels`` is exact."""
+    """Sizes in pixels, ``fps`` of media time; ``crf`` is ignored where ``pixels`` is exact.
+
+    ``bits_per_s`` other than 0 asks for a constant bit rate instead of a constant quality.
+    """
 
     width: int
     height: int
@@ -31,6 +36,7 @@ class StreamSettings:
     crf: int
     preset: str
     key_frame_interval_s: float
+    bits_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,10 @@ class H264Encoder:
             self.codec = codec_string(bytes(self._context.extradata or b""))
         except ValueError as error:
             raise EncoderOpenError(str(error)) from error
+
+    def set_bitrate(self, bits_per_s: int) -> None:
+        """From the next frame on; only for a stream that was opened with a bit rate."""
+        self._context.bit_rate = bits_per_s
 
     def encode(self, i420: memoryview, pts: int, *, is_key: bool) -> AccessUnit:
         """The access unit of one frame; ``i420`` may be reused when this returns.
@@ -119,6 +129,11 @@ def _open(settings: StreamSettings) -> av.VideoCodecContext:
     # crf 0 is lossless for x264, which baseline has not.
     is_lossless = settings.pixels == "exact" or settings.crf == 0
     rate = {"qp": "0", "profile": "high444"} if is_lossless else {"crf": str(settings.crf), "profile": "baseline"}
+    if settings.bits_per_s and not is_lossless:
+        # x264 follows a new rate only in a stream whose largest rate was the mean one when it was opened.
+        bits = settings.bits_per_s
+        context.bit_rate = bits
+        rate = {"profile": "baseline", "maxrate": str(bits), "bufsize": str(bits // _RATE_BUFFER_PER_S)}
     context.options = {
         "preset": settings.preset,
         "tune": "zerolatency",

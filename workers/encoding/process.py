@@ -77,6 +77,9 @@ class EncodeProcess:
             case contract.RequestKeyFrame(session_id):
                 if session := self._sessions.get(session_id):
                     session.request_key_frame()
+            case contract.SetBitrate(session_id, bits_per_s):
+                if session := self._sessions.get(session_id):
+                    session.set_bitrate(bits_per_s)
             case contract.CloseEncoder(session_id):
                 if session := self._sessions.pop(session_id, None):
                     session.close()
@@ -133,8 +136,17 @@ class EncodeProcess:
             crf=self._configure.crf,
             preset=self._configure.preset,
             key_frame_interval_s=self._configure.key_frame_interval_s,
+            bits_per_s=command.bits_per_s,
         )
-        session = EncodeSession(command.session_id, settings, self._packets, self._report, self._heartbeats, self._faults)
+        session = EncodeSession(
+            command.session_id,
+            settings,
+            self._packets,
+            self._report,
+            self._heartbeats,
+            self._faults,
+            max_waiting_frames=command.max_waiting_frames,
+        )
         self._sessions[command.session_id] = session
         session.start()
 

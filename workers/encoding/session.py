@@ -10,10 +10,11 @@ from collections.abc import Callable
 import structlog
 
 from ithaka.comm_ext.channel.base import ChannelError
-from ithaka.workers.contract import EncoderFailed, EncoderOpened, PacketHeader, Report
+from ithaka.workers.contract import EncoderFailed, EncoderOpened, FrameHeader, PacketHeader, Report
 from ithaka.workers.encoding.encoder import H264Encoder, StreamSettings
 from ithaka.workers.encoding.errors import EncodeError, FrameOrderError
 from ithaka.workers.encoding.frame_channel import FrameTask
+from ithaka.workers.encoding.frame_number import with_frame_number
 from ithaka.workers.encoding.heartbeats import Heartbeats
 from ithaka.workers.encoding.packet_channel import PacketChannel
 from ithaka.workers.fault import FaultPoints
@@ -24,8 +25,9 @@ _log = structlog.get_logger(__name__)
 class EncodeSession:
     """Open from ``start`` until ``close`` (what waits is discarded) or ``finish`` (what waits is encoded).
 
-    The queue is bounded by the slots of the frames' channel: a task is a taken slot. After a failure, reported once, frames
-    are released unread.
+    The queue is bounded by the slots of the frames' channel: a task is a taken slot. ``max_waiting_frames`` other than 0
+    lets the newest win: a frame with more than that many behind it is dropped, and its packet says so. After a failure,
+    reported once, frames are released unread.
     """
 
     def __init__(
@@ -36,7 +38,11 @@ class EncodeSession:
         report: Callable[[Report], None],
         heartbeats: Heartbeats,
         faults: FaultPoints,
+        *,
+        max_waiting_frames: int = 0,
     ) -> None:
+        self._max_waiting_frames = max_waiting_frames
+        self._bits_per_s = settings.bits_per_s
         self._session_id = session_id
         self._settings = settings
         self._packets = packets
@@ -69,6 +75,10 @@ class EncodeSession:
         """The next frame is a key frame."""
         self._is_key_requested = True
 
+    def set_bitrate(self, bits_per_s: int) -> None:
+        """For the next frame on."""
+        self._bits_per_s = bits_per_s
+
     def close(self) -> None:
         """Discard what waits; the thread ends with the frame in hand."""
         with self._changed:
@@ -97,6 +107,8 @@ class EncodeSession:
         while (task := self._next()) is not None:
             if encoder is None or self._is_failed:
                 self._discard(task)
+            elif self._is_overtaken():
+                self._drop(task)
             else:
                 self._encode(encoder, task)
         _log.debug("encode.session_ended", session=self._session_id, last_seq=self._last_seq, discarded=self._num_discarded)
@@ -118,6 +130,21 @@ class EncodeSession:
                 self._changed.wait()
             return self._tasks.popleft()
 
+    def _is_overtaken(self) -> bool:
+        with self._changed:
+            return 0 < self._max_waiting_frames < len(self._tasks)
+
+    def _drop(self, task: FrameTask) -> None:
+        """Say that there is no access unit for this frame."""
+        try:
+            self._check_order(task.header)
+            self._publish(task.header, memoryview(b""), is_key=False, is_dropped=True)
+        except (EncodeError, ChannelError) as error:
+            self._fail(error.code, error)
+            self._discard(task)
+        else:
+            task.finish(is_published=True)
+
     def _encode(self, encoder: H264Encoder, task: FrameTask) -> None:
         try:
             with self._heartbeats.working():
@@ -135,24 +162,34 @@ class EncodeSession:
 
     def _encode_and_publish(self, encoder: H264Encoder, task: FrameTask) -> None:
         header = task.header
-        if header.seq <= self._last_seq:
-            raise FrameOrderError(f"seq {header.seq} after {self._last_seq}")
+        self._check_order(header)
+        if self._bits_per_s:
+            encoder.set_bitrate(self._bits_per_s)
         is_key, self._is_key_requested = self._is_key_requested, False
         unit = encoder.encode(task.i420(self._settings.width, self._settings.height), header.pts, is_key=is_key)
         self._faults.reach("encode.encoded")
+        numbered = with_frame_number(unit.data, seq=header.seq, control_id=header.control_id, generated_ns=header.generated_ns)
+        self._publish(header, numbered, is_key=unit.is_key, is_dropped=False)
+        self._faults.reach("encode.published")
+
+    def _check_order(self, header: FrameHeader) -> None:
+        if header.seq <= self._last_seq:
+            raise FrameOrderError(f"seq {header.seq} after {self._last_seq}")
+
+    def _publish(self, header: FrameHeader, data: memoryview, *, is_key: bool, is_dropped: bool) -> None:
         packet = PacketHeader(
             session_id=header.session_id,
             seq=header.seq,
             chunk=header.chunk,
             control_id=header.control_id,
             pts=header.pts,
-            key=unit.is_key,
+            key=is_key,
             generated_ns=header.generated_ns,
             encoded_ns=time.monotonic_ns(),
+            dropped=is_dropped,
         )
-        self._packets.publish(packet, unit.data)
+        self._packets.publish(packet, data)
         self._last_seq = header.seq
-        self._faults.reach("encode.published")
 
     def _discard(self, task: FrameTask) -> None:
         with self._changed:
