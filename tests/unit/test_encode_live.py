@@ -1,0 +1,182 @@
+"""Encoding for live delivery: the newest frame wins, each loss has its number, and each access unit names its frame."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ithaka.workers import contract
+from ithaka.workers.child_socket import ChildSocket
+from ithaka.workers.contract import FrameHeader, PacketHeader
+from ithaka.workers.encoding.encoder import H264Encoder, StreamSettings
+from ithaka.workers.encoding.frame_channel import FrameTask
+from ithaka.workers.encoding.frame_number import read_frame_number, with_frame_number
+from ithaka.workers.encoding.heartbeats import Heartbeats
+from ithaka.workers.encoding.packet_channel import PacketChannel
+from ithaka.workers.encoding.session import EncodeSession
+from ithaka.workers.fault import FaultPoints
+
+WIDTH, HEIGHT, FPS = 128, 64, 16
+DEADLINE_S = 20
+
+
+class Task:
+    """A taken frame of noise."""
+
+    def __init__(self, seq: int) -> None:
+        self.header = FrameHeader("a", seq, 0, 7, seq - 1, 1000 + seq)
+        self.is_published: bool | None = None
+
+    def i420(self, width: int, height: int) -> memoryview:
+        rng = np.random.default_rng(self.header.seq)
+        return rng.integers(0, 256, (height * 3 // 2, width), np.uint8).data.cast("B")
+
+    def finish(self, *, is_published: bool) -> None:
+        self.is_published = is_published
+
+
+class Packets:
+    """Holds the encoder's thread up in its first packet until ``gate`` is opened."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.is_held = threading.Event()
+        self.published: queue.Queue[tuple[PacketHeader, bytes]] = queue.Queue()
+
+    def publish(self, header: PacketHeader, data: memoryview) -> None:
+        self.is_held.set()
+        assert self.gate.wait(DEADLINE_S)
+        self.published.put((header, bytes(data)))
+
+    def take(self, count: int) -> list[tuple[PacketHeader, bytes]]:
+        return [self.published.get(timeout=DEADLINE_S) for _ in range(count)]
+
+
+class Rig:
+    def __init__(self, max_waiting_frames: int, bits_per_s: int = 500_000) -> None:
+        self._ours, theirs = ChildSocket.pair()
+        self._theirs = theirs
+        self.packets = Packets()
+        self.reports: queue.Queue[contract.Report] = queue.Queue()
+        self.session = EncodeSession(
+            "a",
+            StreamSettings(WIDTH, HEIGHT, FPS, "lossy", 20, "ultrafast", 2.0, bits_per_s),
+            cast(PacketChannel, self.packets),
+            self.reports.put,
+            Heartbeats(theirs, 60.0),
+            FaultPoints.parse([]),
+            max_waiting_frames=max_waiting_frames,
+        )
+        self.session.start()
+
+    def submit_behind_a_slow_one(self, count: int) -> list[Task]:
+        """The first is in hand while all others come to wait."""
+        tasks = [Task(seq) for seq in range(1, count + 1)]
+        self.session.submit(cast(FrameTask, tasks[0]))
+        assert self.packets.is_held.wait(DEADLINE_S)
+        for task in tasks[1:]:
+            self.session.submit(cast(FrameTask, task))
+        self.packets.gate.set()
+        return tasks
+
+    def close(self) -> None:
+        self.packets.gate.set()
+        self.session.finish()
+        self.session.join()
+        self._ours.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def rigs() -> Iterator[list[Rig]]:
+    made: list[Rig] = []
+    yield made
+    for rig in made:
+        rig.close()
+
+
+def test_the_oldest_that_wait_are_dropped_and_named(rigs: list[Rig]) -> None:
+    rigs.append(rig := Rig(max_waiting_frames=4))
+    tasks = rig.submit_behind_a_slow_one(11)
+    packets = rig.packets.take(11)
+    assert [header.seq for header, _ in packets] == list(range(1, 12)), "every number comes, in order"
+    assert [header.seq for header, _ in packets if header.dropped] == [2, 3, 4, 5, 6], "behind each, more than four waited"
+    assert all((not data) == header.dropped for header, data in packets)
+    rig.session.finish()
+    rig.session.join()
+    assert all(task.is_published for task in tasks), "every slot is given back"
+
+
+def test_without_a_bound_all_wait(rigs: list[Rig]) -> None:
+    rigs.append(rig := Rig(max_waiting_frames=0))
+    rig.submit_behind_a_slow_one(11)
+    assert not any(header.dropped for header, _ in rig.packets.take(11))
+
+
+def test_a_requested_key_frame_outlives_a_drop(rigs: list[Rig]) -> None:
+    rigs.append(rig := Rig(max_waiting_frames=2))
+    rig.session.submit(cast(FrameTask, Task(1)))
+    assert rig.packets.is_held.wait(DEADLINE_S)
+    rig.session.request_key_frame()
+    for seq in range(2, 7):
+        rig.session.submit(cast(FrameTask, Task(seq)))
+    rig.packets.gate.set()
+    packets = rig.packets.take(6)
+    first_encoded = next(header for header, _ in packets[1:] if not header.dropped)
+    assert first_encoded.key and first_encoded.seq == 4
+
+
+def test_each_access_unit_names_its_frame(rigs: list[Rig]) -> None:
+    rigs.append(rig := Rig(max_waiting_frames=0))
+    rig.submit_behind_a_slow_one(3)
+    for header, data in rig.packets.take(3):
+        assert read_frame_number(data) == (header.seq, 7, 1000 + header.seq)
+
+
+def test_a_constant_rate_follows_a_new_one() -> None:
+    encoder = H264Encoder(StreamSettings(320, 192, FPS, "lossy", 20, "ultrafast", 60.0, 2_000_000))
+    rng = np.random.default_rng(1)
+
+    def bits_of_a_frame(first_pts: int) -> float:
+        units = [
+            encoder.encode(rng.integers(0, 256, (288, 320), np.uint8).data.cast("B"), pts, is_key=False).data.nbytes
+            for pts in range(first_pts, first_pts + 64)
+        ]
+        return 8 * sum(units[32:]) / 32
+
+    before = bits_of_a_frame(0)
+    encoder.set_bitrate(700_000)
+    after = bits_of_a_frame(64)
+    assert 0.5 < before * FPS / 2_000_000 < 1.5
+    assert 0.5 < after * FPS / 700_000 < 1.5
+
+
+@given(st.integers(0, 2**53), st.integers(0, 2**53), st.integers(0, 2**63), st.sampled_from((1, 5)), st.booleans())
+def test_numbers_survive_and_stand_before_the_first_slice(
+    seq: int, control_id: int, generated_ns: int, kind: int, is_long: bool
+) -> None:
+    start = b"\x00\x00\x00\x01" if is_long else b"\x00\x00\x01"
+    headers, picture = (
+        b"\x00\x00\x00\x01\x67abc\x00\x00\x01\x68de",
+        start + bytes((0x60 | kind,)) + b"slice\x00\x00\x01\x41more",
+    )
+    numbered = bytes(
+        with_frame_number(memoryview(headers + picture), seq=seq, control_id=control_id, generated_ns=generated_ns)
+    )
+    assert numbered.startswith(headers) and numbered.endswith(picture)
+    assert read_frame_number(numbered) == (seq, control_id, generated_ns)
+    sei = numbered[len(headers) : -len(picture)]
+    assert b"\x00\x00" not in sei[4:], "nothing needs escaping"
+
+
+def test_an_access_unit_without_slice_is_refused() -> None:
+    with pytest.raises(ValueError, match="no slice"):
+        with_frame_number(memoryview(b"\x00\x00\x00\x01\x67abc"), seq=1, control_id=0, generated_ns=0)
+    assert read_frame_number(b"\x00\x00\x00\x01\x67abc") is None
