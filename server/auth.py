@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import ipaddress
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -100,17 +100,22 @@ class HostGuard:
         self._takes_addresses = not config.is_loopback
         self._origins = {origin.lower().rstrip("/") for origin in server.allowed_origins}
 
-    def check(self, host: str | None, origin: str | None) -> None:
-        """The headers as sent. Raises ApiError ``host_not_allowed`` or ``origin_not_allowed``."""
-        name = _host_name(host or "")
+    def check(self, hosts: Sequence[str], origins: Sequence[str]) -> None:
+        """The Host and Origin headers as sent: there is one Host, and every Origin counts.
+
+        Raises ApiError ``host_not_allowed`` or ``origin_not_allowed``.
+        """
+        host = hosts[0] if len(hosts) == 1 else ""
+        name = _host_name(host)
         if name not in self._names and not (self._takes_addresses and _is_address(name)):
-            raise ApiError("host_not_allowed", f"Host {host!r} is not this server's; server.allowed_hosts can name it")
-        if origin is None or origin.lower() in self._origins:
-            return
-        if urlsplit(origin).netloc.lower() != (host or "").lower() or not origin.lower().startswith(("http://", "https://")):
-            raise ApiError(
-                "origin_not_allowed", f"Origin {origin!r} may not use this server; server.allowed_origins can name it"
-            )
+            told = ", ".join(hosts)
+            raise ApiError("host_not_allowed", f"Host {told!r} is not this server's; server.allowed_hosts can name it")
+        if not all(self._takes_origin(origin.lower(), host.lower()) for origin in origins):
+            told = ", ".join(origins)
+            raise ApiError("origin_not_allowed", f"Origin {told!r} may not use this server; server.allowed_origins can name it")
+
+    def _takes_origin(self, origin: str, host: str) -> bool:
+        return origin in self._origins or origin in (f"http://{host}", f"https://{host}")
 
 
 def _host_name(host: str) -> str:

@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import structlog
@@ -25,6 +26,7 @@ from ithaka.server.app import create_app
 from ithaka.server.auth import Access, SessionTokens
 from ithaka.server.engine_client import Engine, EngineError, ModelChanged
 from ithaka.server.metrics import Metrics
+from ithaka.server.routes.page import PAGE_FOLDER
 from ithaka.server.routes.services import Services
 from ithaka.server.session.peer import PeerSettings
 from ithaka.server.session.registry import SessionRegistry
@@ -106,9 +108,13 @@ class Daemon:
 
     config: ServeConfig
     engine: Engine
-    registry: SessionRegistry
+    services: Services
     http: HttpServer
     signals: SignalLog
+
+    @property
+    def registry(self) -> SessionRegistry:
+        return self.services.registry
 
 
 async def serve(config: ServeConfig, engine: Engine, *, on_ready: Callable[[str], None]) -> int:
@@ -155,15 +161,24 @@ def bind(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def build(config: ServeConfig, engine: Engine, timers: Timers, signals: SignalLog) -> Daemon:
+def build(
+    config: ServeConfig,
+    engine: Engine,
+    timers: Timers,
+    signals: SignalLog,
+    *,
+    wall_s: Callable[[], float] = wall_clock_s,
+    page_folder: Path = PAGE_FOLDER,
+) -> Daemon:
     """Everything that lives in the server's process. Raises StartError."""
     metrics = Metrics()
     surroundings = Surroundings(engine, timers, config.sessions, metrics)
-    registry = SessionRegistry(surroundings, wall_s=wall_clock_s)
-    tokens = SessionTokens(secrets.token_bytes(32), config.access.token_lifetime_s, wall_clock_s)
+    registry = SessionRegistry(surroundings, wall_s=wall_s)
+    tokens = SessionTokens(secrets.token_bytes(32), config.access.token_lifetime_s, wall_s)
     peers = PeerSettings(config.server.max_messages_per_s, config.sessions.ack_timeout_s)
     services = Services(config, registry, Access(config, tokens), metrics, timers, peers)
-    return Daemon(config, engine, registry, _http_server(config, create_app(services)), signals)
+    http = _http_server(config, create_app(services, page_folder=page_folder))
+    return Daemon(config, engine, services, http, signals)
 
 
 def _http_server(config: ServeConfig, app: ASGIApp) -> HttpServer:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ithaka.server.engine_client import (
-    EngineError,
     EngineEvent,
     EngineListener,
     EngineSessionEnded,
@@ -113,7 +112,7 @@ class FakeEngine:
         self.holds_starts = False
         self.holds_ends = False
         self.obeys_key_requests = True
-        self.refuses_starts: EngineError | None = None
+        self.refuses_starts: Exception | None = None
         self.stop_gate: asyncio.Event | None = None
         self.now_ns: Callable[[], int] = lambda: 0
 
@@ -177,6 +176,11 @@ class FakeEngine:
 
     def set_model(self, state: ModelState, message: str = "", name: str = MODEL) -> None:
         self._statuses[name] = replace(self._statuses[name], state=state, message=message)
+        self.emit(ModelChanged(self._statuses[name]))
+
+    def set_description(self, *, takes_prompt: bool, name: str = MODEL) -> None:
+        changed = replace(DESCRIPTION, takes_prompt=takes_prompt)
+        self._statuses[name] = replace(self._statuses[name], description=changed)
         self.emit(ModelChanged(self._statuses[name]))
 
     def emit_started(self, session_id: str) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
+import structlog.testing
 import websockets
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
@@ -18,6 +20,8 @@ from websockets.typing import Subprotocol
 from ithaka.configs.schema import AccessSection, ModelSection, ServeConfig, ServerSection, SessionSection
 from ithaka.server.daemon import Daemon, SignalLog, bind, build, url_of
 from ithaka.server.engine_client import ModelChanged
+from ithaka.server.routes.page import PAGE_FOLDER
+from ithaka.server.routes.services import Services
 from ithaka.server.session.session import Session
 from tests.fakes import MODEL, FakeEngine, FakeTimers
 
@@ -36,13 +40,29 @@ def config_for(
     )
 
 
+class FakeWall:
+    """The date, as tests have it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @dataclass
 class Served:
     url: str
     daemon: Daemon
     engine: FakeEngine
     timers: FakeTimers
+    wall: FakeWall
     http: httpx.AsyncClient
+    logs: list[MutableMapping[str, Any]]
+
+    @property
+    def services(self) -> Services:
+        return self.daemon.services
 
     async def create(self, **body: Any) -> dict[str, Any]:
         answer = await self.http.post("/v1/sessions", json={"model": MODEL, **body})
@@ -76,23 +96,30 @@ class Served:
             session.watchers.discard(changed.set)
 
     @contextlib.asynccontextmanager
-    async def connect(self, session: dict[str, Any], **options: Any) -> AsyncIterator[Client]:
-        address = self.url.replace("http", "ws", 1).rstrip("/") + session["stream_path"]
+    async def connect(
+        self, session: dict[str, Any], *, host_header: str = "127.0.0.1", **options: Any
+    ) -> AsyncIterator[Client]:
+        port = httpx.URL(self.url).port
+        address = f"ws://{host_header}:{port}{session['stream_path']}"
         protocols = [Subprotocol("ithaka.v1")]
         if "token" in session:
             protocols.append(Subprotocol(f"ithaka.token.{session['token']}"))
         options.setdefault("subprotocols", protocols)
-        async with websockets.connect(address, compression=None, max_size=None, proxy=None, **options) as socket:
+        async with websockets.connect(
+            address, host="127.0.0.1", compression=None, max_size=None, proxy=None, **options
+        ) as socket:
             yield Client(socket)
 
 
 @contextlib.asynccontextmanager
-async def served(config: ServeConfig | None = None, engine: FakeEngine | None = None) -> AsyncIterator[Served]:
+async def served(
+    config: ServeConfig | None = None, engine: FakeEngine | None = None, *, page_folder: Path = PAGE_FOLDER
+) -> AsyncIterator[Served]:
     """Time moves only when the test says so."""
-    config, engine, timers = config or config_for(), engine or FakeEngine(), FakeTimers()
+    config, engine, timers, wall = config or config_for(), engine or FakeEngine(), FakeTimers(), FakeWall()
     engine.now_ns = timers.now_ns
     listener = bind(config)
-    daemon = build(config, engine, timers, SignalLog(timers))
+    daemon = build(config, engine, timers, SignalLog(timers), wall_s=wall, page_folder=page_folder)
     await engine.start(daemon.registry.engine_event)
     for status in engine.models():
         engine.emit(ModelChanged(status))
@@ -101,7 +128,8 @@ async def served(config: ServeConfig | None = None, engine: FakeEngine | None = 
     url = url_of(config, listener)
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         try:
-            yield Served(url, daemon, engine, timers, http)
+            with structlog.testing.capture_logs() as logs:
+                yield Served(url, daemon, engine, timers, wall, http, logs)
         finally:
             daemon.registry.force_all()
             daemon.http.should_exit = True

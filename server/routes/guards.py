@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.message
+from collections.abc import AsyncGenerator
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -27,6 +29,8 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+DISCARDED_BYTES = 16 * 1024 * 1024
+"""Of a body that is too large: read and thrown away, so that the client gets to the answer."""
 SECURITY_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -75,39 +79,41 @@ class RequestGuard:
             return
         headers = Headers(scope=scope)
         try:
-            self._guard.check(headers.get("host"), headers.get("origin"))
-            self._check_body(headers)
-            body = await self._read_body(receive) if _has_body(headers) else b""
+            self._guard.check(headers.getlist("host"), headers.getlist("origin"))
+            body = await self._body(headers, receive)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 
-    def _check_body(self, headers: Headers) -> None:
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """The whole body. Raises ApiError."""
         if not _has_body(headers):
-            return
-        announced = headers.get("content-length", "0")
-        if not announced.isdecimal() or int(announced) > self._max_body_bytes:
-            raise self._too_large()
+            return b""
+        body = bytearray()
+        async with contextlib.aclosing(_pieces(receive, DISCARDED_BYTES)) as pieces:
+            async for piece in pieces:
+                body += piece[: max(0, self._max_body_bytes + 1 - len(body))]
+        if len(body) > self._max_body_bytes:
+            message = f"a body has at most {self._max_body_bytes} bytes"
+            raise ApiError("body_too_large", message, headers={"Connection": "close"})
         kind = email.message.Message()
         kind["content-type"] = headers.get("content-type", "")
         if kind.get_content_type() != "application/json":
             raise ApiError("unsupported_media_type", "send the body as Content-Type: application/json")
+        return bytes(body)
 
-    async def _read_body(self, receive: Receive) -> bytes:
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return bytes(body)
-            body += message.get("body", b"")
-            if len(body) > self._max_body_bytes:
-                raise self._too_large()
-            if not message.get("more_body", False):
-                return bytes(body)
 
-    def _too_large(self) -> ApiError:
-        return ApiError("body_too_large", f"a body has at most {self._max_body_bytes} bytes", headers={"Connection": "close"})
+async def _pieces(receive: Receive, bound_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The body as it comes, through ``bound_bytes``: a client reads no answer before it has sent most of its body."""
+    num_bytes = 0
+    while num_bytes <= bound_bytes:
+        message = await receive()
+        piece = message.get("body", b"")
+        num_bytes += len(piece)
+        yield piece
+        if not message.get("more_body", False):
+            return
 
 
 def _has_body(headers: Headers) -> bool:

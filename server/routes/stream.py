@@ -32,7 +32,7 @@ async def stream(socket: WebSocket, session_id: str) -> None:
 def _peer(socket: WebSocket, session_id: str, offered: list[str], services: Services, transport: WebSocketTransport) -> Peer:
     """Raises ApiError or ProtocolViolation."""
     headers = socket.headers
-    services.access.guard.check(headers.get("host"), headers.get("origin"))
+    services.access.guard.check(headers.getlist("host"), headers.getlist("origin"))
     if SUBPROTOCOL not in offered:
         raise ProtocolViolation("subprotocol_missing", f"offer the subprotocol {SUBPROTOCOL}")
     principal = services.access.identify(headers.get("authorization"), offered)
