@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, SecretStr, model_validator
 
+BitsPerSecond = Annotated[int, Field(ge=50_000, le=100_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
@@ -87,6 +88,36 @@ class EncodeSection(Section):
     crf: int = Field(default=20, ge=0, le=51)
     preset: Literal["ultrafast", "superfast", "veryfast", "faster", "fast", "medium"] = "veryfast"
     key_frame_interval_s: Annotated[float, Field(gt=0, le=2)] = 2.0
+    live_bits_per_s: BitsPerSecond = 2_500_000
+    """Where a live session begins; it follows what the controller's connection carries, between the two bounds."""
+    live_min_bits_per_s: BitsPerSecond = 800_000
+    live_max_bits_per_s: BitsPerSecond = 6_000_000
+
+    @model_validator(mode="after")
+    def _rates_are_in_order(self) -> Self:
+        if not self.live_min_bits_per_s <= self.live_bits_per_s <= self.live_max_bits_per_s:
+            raise ValueError("live_bits_per_s lies between live_min_bits_per_s and live_max_bits_per_s")
+        return self
+
+
+class IceServerSection(Section):
+    """A STUN or TURN server, for the page and for this server. ``secret`` makes passwords that expire (coturn's
+    ``static-auth-secret``); else ``username`` and ``credential`` are handed out as they are.
+    """
+
+    urls: tuple[Annotated[str, Field(pattern=r"^(stun|turns?):[^\s]+$")], ...] = Field(min_length=1)
+    username: str = ""
+    credential: SecretStr = SecretStr("")
+    secret: SecretStr | None = None
+
+
+class WebRtcSection(Section):
+    host_candidates: tuple[IPvAnyAddress, ...] = ()
+    """Addresses of this machine that peers may use. Empty: 127.0.0.1 where the server listens on loopback, else all others."""
+    ice_servers: tuple[IceServerSection, ...] = ()
+    connect_timeout_s: Seconds = 10
+    """From the answer until media can flow."""
+    max_connections: int = Field(default=64, ge=1, le=10_000)
 
 
 class SupervisorSection(Section):
@@ -119,6 +150,7 @@ class ServeConfig(Section):
     sessions: SessionSection = SessionSection()
     models: tuple[ModelSection, ...] = (ModelSection(name="labyrinth", family="labyrinth", ranks=2),)
     encode: EncodeSection = EncodeSection()
+    webrtc: WebRtcSection = WebRtcSection()
     supervisor: SupervisorSection = SupervisorSection()
     log: LogSection = LogSection()
 

@@ -15,6 +15,7 @@ from ithaka.server.engine_client import PacketArrived, SessionRequest
 from ithaka.workers import contract, wire
 
 NAME = "encode-0"
+_SMALLEST_RATE_CHANGE = 0.1
 _NUM_PACKET_SLOTS = 32
 _PACKET_SLOT_BYTES = 16 * 1024 * 1024
 """Room for the largest access unit there is; pages that no packet touched take no memory."""
@@ -52,6 +53,7 @@ class EncodeService:
         self._child: ChildProcess | None = None
         self._channel: HostChannel | None = None
         self._consumer: HostConsumer | None = None
+        self._bits_per_s: dict[str, int] = {}
         self._drains: dict[int, asyncio.Future[None]] = {}
 
     @property
@@ -77,14 +79,35 @@ class EncodeService:
             _log.warning("encode.drain_timed_out", channel=channel.channel_id)
 
     def open_session(self, request: SessionRequest, description: contract.ModelDescription) -> None:
+        is_live = request.delivery == "live"
+        bits_per_s = self._encode.live_bits_per_s if is_live and request.pixels == "lossy" else 0
+        if bits_per_s:
+            self._bits_per_s[request.session_id] = bits_per_s
         self._send(
-            contract.OpenEncoder(request.session_id, description.width, description.height, description.fps, request.pixels)
+            contract.OpenEncoder(
+                request.session_id,
+                description.width,
+                description.height,
+                description.fps,
+                request.pixels,
+                bits_per_s,
+                max_waiting_frames=description.chunk_frames if is_live else 0,
+            )
         )
+
+    def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
+        """Follow, within the bounds, unless the change is small or the session has no rate."""
+        wanted = min(max(bits_per_s, self._encode.live_min_bits_per_s), self._encode.live_max_bits_per_s)
+        current = self._bits_per_s.get(session_id)
+        if current is not None and abs(wanted - current) >= current * _SMALLEST_RATE_CHANGE:
+            self._bits_per_s[session_id] = wanted
+            self._send(contract.SetBitrate(session_id, wanted))
 
     def request_key_frame(self, session_id: str) -> None:
         self._send(contract.RequestKeyFrame(session_id))
 
     def close_session(self, session_id: str) -> None:
+        self._bits_per_s.pop(session_id, None)
         self._send(contract.CloseEncoder(session_id))
 
     # -- tenant --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from ithaka.workers.contract import ApplyControl, ModelDescription, PacketHeader, Pixels
+from ithaka.workers.contract import ApplyControl, Delivery, ModelDescription, PacketHeader, Pixels
 
 
 class ModelState(StrEnum):
@@ -43,6 +43,7 @@ class SessionRequest:
     prompt: str
     pixels: Pixels
     options: dict[str, Any] = field(default_factory=dict)
+    delivery: Delivery = "lossless"
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ class EngineSessionStarted:
 
 @dataclass(frozen=True, slots=True)
 class PacketArrived:
-    """One encoded access unit, in seq order, without a gap."""
+    """One encoded access unit, or the word that a frame was dropped; in seq order, without a gap."""
 
     header: PacketHeader
     payload: bytes
@@ -129,6 +130,10 @@ class Engine(Protocol):
         ...
 
     def request_key_frame(self, session_id: str) -> None: ...
+
+    def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
+        """What the controller's connection carries. A live session's encoder follows, within its bounds."""
+        ...
 
     def end_session(self, session_id: str) -> None:
         """Plan no more; answered by EngineSessionEnded once what was generated has been encoded."""

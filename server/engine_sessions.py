@@ -111,6 +111,10 @@ class EngineSessions:
         if session_id in self._sessions:
             self._encoders.request_key_frame(session_id)
 
+    def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
+        if session_id in self._sessions:
+            self._encode.estimate_bitrate(session_id, bits_per_s)
+
     def end(self, session_id: str) -> None:
         session = self._sessions.get(session_id)
         if session is not None and session.outcome is None:

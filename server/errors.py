@@ -68,6 +68,13 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "listeners_full": ErrorCode("Too many event streams of this session are open.", retryable=True, status=429),
     "not_ready": ErrorCode("No group can take a session now; the message says why.", retryable=True, status=503),
     "internal": ErrorCode("A fault of the server; it is in its log.", status=500, close_code=CLOSE_FAILED, is_reason=True),
+    # media
+    "sdp_invalid": ErrorCode("The offer or fragment is not SDP that can be answered.", status=400),
+    "codec_unsupported": ErrorCode("The offer has no codec that this server can send.", status=406),
+    "track_unsupported": ErrorCode("A track can't carry this session's frames; the message says what can.", status=409),
+    "ice_restart_unsupported": ErrorCode("A connection keeps its ICE session; open another one.", status=422),
+    "connection_unknown": ErrorCode("The session has no such WebRTC connection.", status=404),
+    "connections_full": ErrorCode("As many WebRTC connections as the server takes are open.", retryable=True, status=503),
     # access
     "key_missing": ErrorCode("An API key or a session token is needed.", status=401, close_code=CLOSE_UNAUTHORIZED),
     "key_invalid": ErrorCode("The API key or token is not known.", status=401, close_code=CLOSE_UNAUTHORIZED),

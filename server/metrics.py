@@ -30,8 +30,14 @@ class Metrics:
         )
         self.sent_bytes = Counter("ithaka_sent_bytes", "Payload bytes handed to carriers.", ["role"], registry=self.registry)
         self.decoded = Counter("ithaka_frames_decoded", "Frames acknowledged as decoded.", ["model"], registry=self.registry)
-        self.viewer_skipped = Counter(
-            "ithaka_viewer_frames_skipped", "Frames that a lagging viewer did not get.", registry=self.registry
+        self.skipped = Counter(
+            "ithaka_carrier_frames_skipped", "Encoded frames that a lagging carrier did not get.", registry=self.registry
+        )
+        self.dropped = Counter(
+            "ithaka_frames_dropped", "Frames dropped in front of the encoder.", ["model"], registry=self.registry
+        )
+        self.webrtc_connects = Counter(
+            "ithaka_webrtc_connects", "WebRTC connections that came up, or did not.", ["outcome"], registry=self.registry
         )
         self.violations = Counter(
             "ithaka_connection_errors", "Connections ended by an error.", ["code"], registry=self.registry

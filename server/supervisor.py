@@ -105,6 +105,9 @@ class LocalEngine:
     def request_key_frame(self, session_id: str) -> None:
         self._sessions.request_key_frame(session_id)
 
+    def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
+        self._sessions.estimate_bitrate(session_id, bits_per_s)
+
     def end_session(self, session_id: str) -> None:
         self._sessions.end(session_id)
 

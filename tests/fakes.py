@@ -106,6 +106,7 @@ class FakeEngine:
         self.sessions: dict[str, FakeEngineSession] = {}
         self.controls: list[ApplyControl] = []
         self.key_requests: list[str] = []
+        self.bitrates: list[tuple[str, int]] = []
         self.end_requests: list[str] = []
         self.calls: list[str] = []
         self.is_held = False
@@ -147,6 +148,9 @@ class FakeEngine:
     def request_key_frame(self, session_id: str) -> None:
         self.key_requests.append(session_id)
         self.sessions[session_id].wants_key = self.obeys_key_requests
+
+    def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
+        self.bitrates.append((session_id, bits_per_s))
 
     def end_session(self, session_id: str) -> None:
         self.end_requests.append(session_id)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ithaka.server.session.flow import FrameFlow
+from ithaka.server.session.messages import Role
 from ithaka.server.session.retention import EncodedFrame
 
 
@@ -65,11 +66,9 @@ class LiveCursor:
     socket are late too. ``skipped``: frames that were encoded and that it never got, from its first one on.
     """
 
-    def __init__(
-        self, newest_seq: int, *, is_controller: bool, acknowledges: bool, key_frame_wanted: Callable[[], None]
-    ) -> None:
+    def __init__(self, newest_seq: int, role: Role, *, acknowledges: bool, key_frame_wanted: Callable[[], None]) -> None:
         self._after_seq = newest_seq
-        self._is_controller = is_controller
+        self._is_controller = role == "controller"
         self._acknowledges = acknowledges
         self._key_frame_wanted = key_frame_wanted
         self._is_decoding = self._has_begun = False
@@ -106,3 +105,23 @@ class LiveCursor:
         if key_seq is None or key_seq <= self._after_seq or flow.retention.newest_seq - key_seq > flow.max_lag_frames:
             return None
         return flow.retention.get(key_seq)
+
+
+def controller_cursor(
+    flow: FrameFlow, start_seq: int, show_from_seq: int, key_frame_wanted: Callable[[], None], *, acknowledges: bool
+) -> Cursor:
+    """For a controller that has resumed; in ``live`` it begins as a viewer does."""
+    if not flow.is_live:
+        return ControllerCursor(start_seq, show_from_seq)
+    newest_seq = flow.delivery.generated_through
+    key_frame_wanted()
+    return LiveCursor(newest_seq, "controller", acknowledges=acknowledges, key_frame_wanted=key_frame_wanted)
+
+
+def viewer_cursor(flow: FrameFlow, key_frame_wanted: Callable[[], None]) -> Cursor:
+    """Asks for the key frame that the viewer begins with."""
+    newest_seq = flow.delivery.generated_through
+    key_frame_wanted()
+    if not flow.is_live:
+        return ViewerCursor(newest_seq)
+    return LiveCursor(newest_seq, "viewer", acknowledges=False, key_frame_wanted=key_frame_wanted)

@@ -12,7 +12,7 @@ import structlog
 
 from ithaka.server.errors import ERROR_CODES, ApiError, ProtocolViolation
 from ithaka.server.metrics import Metrics
-from ithaka.server.session.cursor import Cursor, ViewerCursor
+from ithaka.server.session.cursor import Cursor, LiveCursor, ViewerCursor
 from ithaka.server.session.messages import (
     Ack,
     ClientMessage,
@@ -61,8 +61,11 @@ class Peer:
         settings: PeerSettings,
         timers: Timers,
         metrics: Metrics,
+        acknowledges: bool = True,
     ) -> None:
+        """``acknowledges``: the other side says what it decoded; over a track it can't."""
         self.role: Role = role
+        self._acknowledges = acknowledges
         self._session = session
         self._transport = transport
         self._settings = settings
@@ -132,8 +135,8 @@ class Peer:
                 self._ping_timer.cancel()
             self._session.lose(self)
             self._metrics.connections.labels(self.role).dec()
-            if isinstance(self._cursor, ViewerCursor):
-                self._metrics.viewer_skipped.inc(self._cursor.skipped)
+            if isinstance(self._cursor, ViewerCursor | LiveCursor):
+                self._metrics.skipped.inc(self._cursor.skipped)
         if self._violation is not None:
             await self._close_with_error(self._violation)
         elif self._close_code is not None:
@@ -203,7 +206,7 @@ class Peer:
         session = self._session
         match message:
             case Resume():
-                self._cursor = session.resume(message.stream, message.next_seq)
+                self._cursor = session.resume(message.stream, message.next_seq, acknowledges=self._acknowledges)
                 self._has_resumed = True
                 self.wake()
             case Ack():
@@ -273,7 +276,7 @@ class Peer:
         if taken is None:
             return None
         frame, decode_only = taken
-        if self.role == "controller":
+        if self.role == "controller" and self._acknowledges:
             self._session.expect_ack()
         self._metrics.sent.labels(self.role).inc()
         self._metrics.sent_bytes.labels(self.role).inc(len(frame.payload))

@@ -25,7 +25,7 @@ from ithaka.server.session.admission import Admission
 from ithaka.server.session.events import State
 from ithaka.server.session.session import Session
 from ithaka.server.session.spec import Pacing, SessionSpec, Surroundings
-from ithaka.workers.contract import Pixels
+from ithaka.workers.contract import Delivery, Pixels
 
 MAX_REMEMBERED = 256
 """Ended sessions that can still be asked about; they hold no frames."""
@@ -44,6 +44,7 @@ class SessionWish:
     pacing: Pacing = "media"
     window_frames: int | None = None
     max_frames: int | None = None
+    delivery: Delivery = "lossless"
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -135,6 +136,7 @@ class SessionRegistry:
             pacing=wish.pacing,
             window_frames=wish.window_frames or self._surroundings.settings.window_frames,
             max_frames=wish.max_frames,
+            delivery=wish.delivery,
             options=wish.options,
         )
         session = Session(spec, self._surroundings, self, self._wall_s())

@@ -18,9 +18,10 @@ from ithaka.server.engine_client import (
 from ithaka.server.errors import CLOSE_VIOLATION, ERROR_CODES, ApiError, ProtocolViolation
 from ithaka.server.session import events
 from ithaka.server.session.controls import ControlDesk
-from ithaka.server.session.cursor import ControllerCursor, ViewerCursor
+from ithaka.server.session.cursor import Cursor, controller_cursor, viewer_cursor
 from ithaka.server.session.events import Effect, EnginePhase, Event, State, Timeout
 from ithaka.server.session.flow import FrameFlow, Shape
+from ithaka.server.session.greeting import hello_of
 from ithaka.server.session.messages import ControlBody, Eos, ErrorRaised, Hello, Role, StateChanged
 from ithaka.server.session.retention import EncodedFrame
 from ithaka.server.session.spec import Connection, Owner, SessionSpec, Surroundings, duration_s
@@ -47,6 +48,8 @@ class Session:
         self.step_ms: float | None = None
         self.watchers: set[Callable[[], None]] = set()
         """Called after every change of state; must not raise."""
+        self.taps: set[Callable[[EncodedFrame], None]] = set()
+        """Called with every frame as it comes; must not raise or wait."""
         self._surroundings = surroundings
         self._owner = owner
         self._engine = surroundings.engine
@@ -84,24 +87,7 @@ class Session:
 
     def hello(self, role: Role) -> Hello:
         """Only once the engine has started."""
-        description, delivery = self._described(), self._flowing().delivery
-        return Hello(
-            session=self.session_id,
-            stream=delivery.stream,
-            role=role,
-            next_seq=(delivery.generated_through if role == "viewer" else delivery.decoded_through) + 1,
-            window=delivery.window,
-            codec=self._codec,
-            width=description.width,
-            height=description.height,
-            fps=description.fps,
-            time_base=(1, description.fps),
-            pixels=self.spec.pixels,
-            model=self.spec.model,
-            controls=description.controls,
-            takes_prompt=description.takes_prompt,
-            takes_pointer=description.takes_pointer,
-        )
+        return hello_of(self.spec, self._described(), self._flowing().delivery, self._codec, role)
 
     def eos(self) -> Eos | None:
         """Once the engine has said which frame is the last."""
@@ -129,6 +115,7 @@ class Session:
             retained_bytes=settings.retained_bytes,
             is_unpaced=spec.pacing == "unpaced",
             max_frames=spec.max_frames,
+            is_live=spec.delivery == "live",
         )
         self.flow = FrameFlow(spec.stream, shape)
         self._advance(events.Admitted())
@@ -168,10 +155,15 @@ class Session:
     def packet_arrived(self, packet: PacketArrived) -> None:
         if self.is_over:
             return
-        flow = self._flowing()
-        self._surroundings.metrics.generated.labels(self.spec.model).inc()
-        if flow.add(EncodedFrame(packet.header, packet.payload)):
+        flow, metrics = self._flowing(), self._surroundings.metrics
+        (metrics.dropped if packet.header.dropped else metrics.generated).labels(self.spec.model).inc()
+        frame = EncodedFrame(packet.header, packet.payload)
+        if flow.add(frame):
             self._engine.request_key_frame(self.session_id)
+        for tap in tuple(self.taps):
+            tap(frame)
+        if flow.is_live:
+            self._pump()
         self._wake_peers()
         if flow.has_reached_limit and not self.is_draining:
             self.end("max_frames")
@@ -205,18 +197,28 @@ class Session:
             self._ack_due_s = None
             self._advance(events.ControllerLost())
 
-    def viewer_cursor(self) -> ViewerCursor:
-        """For a viewer that was greeted; asks for the key frame that it begins with."""
-        self._engine.request_key_frame(self.session_id)
-        return ViewerCursor(self._flowing().delivery.generated_through)
+    def viewer_cursor(self) -> Cursor:
+        """For a viewer that was greeted."""
+        return viewer_cursor(self._flowing(), self.key_frame_wanted)
 
-    def resume(self, stream: str, next_seq: int) -> ControllerCursor:
+    def resume(self, stream: str, next_seq: int, *, acknowledges: bool) -> Cursor:
         """Where the controller's sending begins. Raises ProtocolViolation."""
-        start_seq = self._flowing().resume(stream, next_seq)
+        flow = self._flowing()
+        start_seq = flow.resume(stream, next_seq)
         self._desk_of_model().begin_connection()
         self._advance(events.ControllerResumed())
         self._pump()
-        return ControllerCursor(start_seq, next_seq)
+        return controller_cursor(flow, start_seq, next_seq, self.key_frame_wanted, acknowledges=acknowledges)
+
+    def key_frame_wanted(self) -> None:
+        """A receiver can't go on without one."""
+        if not self.is_over and self._flowing().want_key():
+            self._engine.request_key_frame(self.session_id)
+
+    def bitrate_estimated(self, bits_per_s: int) -> None:
+        """What the controller's connection carries."""
+        if not self.is_over:
+            self._engine.estimate_bitrate(self.session_id, bits_per_s)
 
     def acknowledge(self, received_through: int, decoded_through: int) -> None:
         """Raises ProtocolViolation."""
@@ -318,7 +320,7 @@ class Session:
         spec = self.spec
         try:
             self._engine.start_session(
-                SessionRequest(spec.session_id, spec.model, spec.seed, spec.prompt, spec.pixels, spec.options)
+                SessionRequest(spec.session_id, spec.model, spec.seed, spec.prompt, spec.pixels, spec.options, spec.delivery)
             )
         except EngineError as error:
             self.reason_message = str(error)

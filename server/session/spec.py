@@ -12,7 +12,7 @@ from ithaka.server.metrics import Metrics
 from ithaka.server.session.events import Timeout
 from ithaka.server.session.messages import ErrorRaised, Role, StateChanged
 from ithaka.server.session.timers import Timers
-from ithaka.workers.contract import Pixels
+from ithaka.workers.contract import Delivery, Pixels
 
 Pacing = Literal["media", "unpaced"]
 
@@ -30,6 +30,7 @@ class SessionSpec:
     pacing: Pacing
     window_frames: int
     max_frames: int | None = None
+    delivery: Delivery = "lossless"
     options: dict[str, Any] = field(default_factory=dict)
 
 

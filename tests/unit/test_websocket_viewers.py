@@ -73,7 +73,7 @@ async def test_a_viewer_that_reads_nothing_holds_up_nobody_and_skips_when_it_lag
         await server.until_state(session["id"], "detached")
         await server.until(lambda: server.session(session["id"]).num_viewers == 0)
         text = (await server.http.get("/metrics")).text
-        skipped = next(line for line in text.splitlines() if line.startswith("ithaka_viewer_frames_skipped_total"))
+        skipped = next(line for line in text.splitlines() if line.startswith("ithaka_carrier_frames_skipped_total"))
         assert float(skipped.split()[-1]) == numbers[-1] - numbers[0] + 1 - len(numbers)
 
 

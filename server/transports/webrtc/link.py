@@ -66,7 +66,7 @@ class Link:
         self._is_lost = False
         self._lost_listeners: list[Callable[[], None]] = []
         self._closing: asyncio.Task[None] | None = None
-        self._connection = RTCPeerConnection(RTCConfiguration(list(ice.servers), RTCBundlePolicy.MAX_BUNDLE))
+        self._connection = RTCPeerConnection(RTCConfiguration(list(ice.servers), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE))
         self._connection.on("connectionstatechange", self._state_changed)
         self._connection.on("datachannel", self._channel_opened)
 
@@ -85,7 +85,9 @@ class Link:
         except Exception as error:
             if "send parameters" in str(error):
                 raise ApiError("codec_unsupported", "the offer has no H.264 that this server can send", field="sdp") from None
-            raise ApiError("sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp") from None
+            raise ApiError(
+                "sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp"
+            ) from None
         for transceiver in connection.getTransceivers():
             if transceiver.sender.track is None:
                 transceiver.direction = "inactive"
@@ -94,7 +96,9 @@ class Link:
         try:
             await connection.setLocalDescription(await connection.createAnswer())
         except Exception as error:
-            raise ApiError("sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp") from None
+            raise ApiError(
+                "sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp"
+            ) from None
         return str(connection.localDescription.sdp)
 
     async def add_candidates(self, fragment: Fragment) -> None:
@@ -146,8 +150,8 @@ class Link:
         agent, chosen = transport._connection, list(self._ice.host_addresses)
         gather = agent.get_component_candidates
 
-        async def gather_chosen(component: int, addresses: list[str], timeout: int = 5) -> object:
-            return await gather(component, chosen, timeout)
+        async def gather_chosen(component: int, addresses: list[str]) -> object:
+            return await gather(component, chosen)
 
         agent.get_component_candidates = gather_chosen  # type: ignore[method-assign,assignment]
 
@@ -197,3 +201,7 @@ class Link:
         listeners, self._lost_listeners = self._lost_listeners, []
         for listener in listeners:
             listener()
+
+
+def _unanswerable(error: Exception) -> ApiError:
+    return ApiError("sdp_invalid", f"the offer can't be answered: {str(error) or type(error).__name__}", field="sdp")

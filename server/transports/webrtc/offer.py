@@ -44,11 +44,12 @@ def read_offer(sdp: str) -> Offer:
         description = SessionDescription.parse(text)
     # The parser does not say what it raises; whatever it is, the text is to blame.
     except Exception as error:
-        raise ApiError("sdp_invalid", f"the offer is not SDP: {error or type(error).__name__}", field="sdp") from None
+        raise ApiError("sdp_invalid", f"the offer is not SDP: {str(error) or type(error).__name__}", field="sdp") from None
     media = description.media
     if not media or len(media) > MAX_MEDIA:
         raise ApiError("sdp_invalid", f"an offer has 1 to {MAX_MEDIA} media sections, not {len(media)}", field="sdp")
-    if any(section.ice.usernameFragment is None or section.ice.password is None for section in media):
+    usernames = [section.ice.usernameFragment for section in media if section.ice is not None and section.ice.password]
+    if len(usernames) < len(media) or not usernames[0]:
         raise ApiError("sdp_invalid", "a=ice-ufrag or a=ice-pwd is missing", field="sdp")
     if any(section.dtls is None or not section.dtls.fingerprints for section in media):
         raise ApiError("sdp_invalid", "a=fingerprint is missing", field="sdp")
@@ -57,7 +58,7 @@ def read_offer(sdp: str) -> Offer:
     has_channel = any(section.kind == "application" for section in media)
     if not has_video and not has_channel:
         raise ApiError("sdp_invalid", "the offer receives no video and opens no data channel", field="sdp")
-    return Offer(text, has_video, has_channel, str(media[0].ice.usernameFragment))
+    return Offer(text, has_video, has_channel, usernames[0])
 
 
 def read_fragment(text: str) -> Fragment:

@@ -8,6 +8,7 @@ from fractions import Fraction
 import av
 from aiortc import MediaStreamTrack
 from aiortc.mediastreams import MediaStreamError
+from av.stream import Stream
 
 from ithaka.server.transports.base import FrameToSend, TransportLost
 
@@ -34,7 +35,7 @@ class PacketTrack(MediaStreamTrack):
         self._frame = frame
         self._filled.set()
 
-    async def recv(self) -> av.Packet:
+    async def recv(self) -> av.Packet[Stream]:
         """The next packet, for the RTP sender. Raises MediaStreamError once the track has stopped."""
         await self._filled.wait()
         if self.readyState != "live" or self._frame is None:
