@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -154,7 +155,8 @@ class ChildProcess:
     async def stop(self, *, deadline_s: float) -> None:
         """Down the ladder, each rung at most ``stop_timeout_s``; the first two end at ``deadline_s`` (of the loop's clock).
 
-        A child that never became ready, or failed, is not asked. Returns when the process is gone. Idempotent.
+        A child that never became ready, or failed, is not asked. Returns when the process is gone, or can't be killed (the
+        kernel holds it). Idempotent.
         """
         was_ready = self._state is ChildState.READY
         self._state = ChildState.STOPPING
@@ -169,7 +171,8 @@ class ChildProcess:
         if await self._is_gone_by(deadline_s):
             return
         self.kill()
-        await self.wait()
+        if not await self._is_gone_by(math.inf):
+            _log.error("child.outlives_kill", child=self.name, pid=self.pid)
 
     async def wait(self) -> None:
         """Until the process is gone and reaped."""

@@ -43,6 +43,7 @@ class Encoders(Protocol):
 
     def open_session(self, request: SessionRequest, description: contract.ModelDescription) -> None: ...
     def request_key_frame(self, session_id: str) -> None: ...
+    def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None: ...
     def close_session(self, session_id: str) -> None: ...
 
 
@@ -113,7 +114,7 @@ class EngineSessions:
 
     def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
         if session_id in self._sessions:
-            self._encode.estimate_bitrate(session_id, bits_per_s)
+            self._encoders.estimate_bitrate(session_id, bits_per_s)
 
     def end(self, session_id: str) -> None:
         session = self._sessions.get(session_id)
@@ -168,7 +169,7 @@ class EngineSessions:
         self._finish_if_complete(session)
 
     def on_group_lost(self, leader: Leader, failure: ChildFailure) -> None:
-        """Every rank is dead, and what it had published was encoded."""
+        """Every rank is dead or dying, and what it had published was encoded."""
         for session in [session for session in self._sessions.values() if session.leader is leader]:
             self._finish(session, "worker_lost", f"{failure.child} {failure.message}", retryable=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Protocol
 
 import structlog
@@ -12,6 +13,8 @@ from ithaka.server.backoff import Backoff
 from ithaka.server.child_group import ChildFailedError, ChildGroup
 from ithaka.server.child_process import ChildFailure, ChildProcess, ChildSpec
 from ithaka.workers.contract import Report
+
+_REAP_TIMEOUT_S = 1.0
 
 _log = structlog.get_logger()
 
@@ -32,7 +35,7 @@ class Tenant(Protocol):
         ...
 
     async def on_down(self, failure: ChildFailure) -> None:
-        """They were up and are all dead now. The next start waits for this to return."""
+        """They were up, and are dead or dying of SIGKILL. The next start waits for this to return."""
         ...
 
     def on_failed_start(self, failure: ChildFailure, *, gave_up: bool) -> None:
@@ -107,6 +110,10 @@ class Upkeep:
             failure = await self._group.lost()
         except OSError as error:  # No descriptor or no memory was left for it.
             failure = ChildFailure(self._tenant.name, "not_attached", f"can't be used: {error}")
-        await self._group.reap()
+        # A process that has a device's memory to free takes its time to die; sessions don't wait for that.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_TIMEOUT_S):
+                await self._group.reap()
         _log.warning("group.lost", group=self._tenant.name, child=failure.child, reason=failure.message)
         await self._tenant.on_down(failure)
+        await self._group.reap()

@@ -35,11 +35,16 @@ class FakeLeader:
 class FakeEncoders:
     def __init__(self) -> None:
         self.open: list[str] = []
+        self.wishes: list[tuple[str, int | str]] = []
 
     def open_session(self, request: SessionRequest, description: contract.ModelDescription) -> None:
         self.open.append(request.session_id)
 
-    def request_key_frame(self, session_id: str) -> None: ...
+    def request_key_frame(self, session_id: str) -> None:
+        self.wishes.append((session_id, "key frame"))
+
+    def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
+        self.wishes.append((session_id, bits_per_s))
 
     def close_session(self, session_id: str) -> None:
         self.open.remove(session_id)
@@ -158,6 +163,17 @@ def test_steps_are_timed_while_the_session_runs() -> None:
     assert book.events[-1] == StepTimed("m", "s", 0, 7, 12.5)
     book.hear(contract.StepCompleted("unknown", 0, 2, 7, 12.5))
     assert len(book.events) == 2
+
+
+def test_wishes_reach_the_encoder_while_the_session_runs() -> None:
+    book = Book()
+    book.open()
+    book.sessions.request_key_frame("s")
+    book.sessions.estimate_bitrate("s", 1_000_000)
+    book.sessions.on_encode_lost(FAILURE)
+    book.sessions.request_key_frame("s")
+    book.sessions.estimate_bitrate("s", 2_000_000)
+    assert book.encoders.wishes == [("s", "key frame"), ("s", 1_000_000)]
 
 
 def test_an_id_in_use_is_refused() -> None:
