@@ -39,9 +39,9 @@ def test_samples_and_colours() -> None:
     y = random.integers(16, 236, shape).astype(np.uint8)
     u, v = (random.integers(16, 241, shape).astype(np.uint8) for _ in range(2))
     luma, u_hw, v_hw = (np.kron(blocks, np.ones((side, side), np.uint8)) for blocks, side in [(y, 16), (u, 8), (v, 8)])
-    frame = Decoder(clock=lambda: 42.0).decode(encoded(encode_exact(luma, u_hw, v_hw)))
+    frame = Decoder(clock=lambda: 42.0).decode(encoded(encode_exact(luma, u_hw, v_hw)), 41.0)
 
-    assert (frame.seq, frame.pts, frame.control_id, frame.decoded_at_s) == (1, 0, 5, 42.0)
+    assert (frame.seq, frame.pts, frame.control_id, frame.received_at_s, frame.decoded_at_s) == (1, 0, 5, 41.0, 42.0)
     for plane, expected in zip(frame.yuv, (luma, u_hw, v_hw), strict=True):
         np.testing.assert_array_equal(plane, expected)
 
@@ -57,19 +57,19 @@ def test_samples_and_colours() -> None:
 def test_black_and_white_are_full_range() -> None:
     grey = np.full((HEIGHT // 2, WIDTH // 2), 128, np.uint8)
     for luma, value in ((16, 0), (235, 255)):
-        frame = Decoder().decode(encoded(encode_exact(np.full((HEIGHT, WIDTH), luma, np.uint8), grey, grey)))
+        frame = Decoder().decode(encoded(encode_exact(np.full((HEIGHT, WIDTH), luma, np.uint8), grey, grey)), 41.0)
         assert int(frame.rgb.min()) == int(frame.rgb.max()) == value
 
 
 def test_what_is_no_picture_is_an_error_that_names_the_frame() -> None:
     with pytest.raises(DecodeError) as caught:
-        Decoder().decode(encoded(b"\x00\x00\x00\x01garbage", seq=7))
+        Decoder().decode(encoded(b"\x00\x00\x00\x01garbage", seq=7), 41.0)
     assert caught.value.seq == 7
 
 
 def test_a_decoder_needs_its_key_frame() -> None:
     with pytest.raises(DecodeError):
-        Decoder().decode(encoded(encoded_frames(8)[2], seq=3))
+        Decoder().decode(encoded(encoded_frames(8)[2], seq=3), 41.0)
 
 
 def test_a_closed_recorder_takes_no_frames(tmp_path: Path) -> None:

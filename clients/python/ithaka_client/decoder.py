@@ -24,7 +24,7 @@ class Frame:
     """One decoded frame.
 
     ``pts`` counts in 1/fps seconds, ``control_id`` names the newest control that its chunk used (0: none), ``age_ms`` is the
-    time from generation to sending. ``decoded_at_s`` is the monotonic clock when the picture was there.
+    time from generation to sending. ``received_at_s`` and ``decoded_at_s`` are readings of the monotonic clock.
     """
 
     seq: int
@@ -33,6 +33,7 @@ class Frame:
     chunk: int
     age_ms: int
     is_key: bool
+    received_at_s: float
     decoded_at_s: float
     picture: av.VideoFrame
 
@@ -75,7 +76,7 @@ class Decoder:
         self._context = context
         self._clock = clock
 
-    def decode(self, encoded: EncodedFrame) -> Frame:
+    def decode(self, encoded: EncodedFrame, received_at_s: float) -> Frame:
         """Raises DecodeError."""
         packet = av.Packet(encoded.payload)
         packet.pts = packet.dts = encoded.seq
@@ -92,6 +93,7 @@ class Decoder:
             chunk=encoded.chunk,
             age_ms=encoded.age_ms,
             is_key=encoded.is_key,
+            received_at_s=received_at_s,
             decoded_at_s=self._clock(),
             picture=pictures[0],
         )

@@ -11,10 +11,11 @@ from ithaka_client.protocol import EncodedFrame
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFrame:
-    """``connection`` counts the connections of the session: a decoder lives as long as one."""
+    """``connection`` counts the connections of the session: a decoder lives as long as one. ``at_s``: the monotonic clock."""
 
     connection: int
     frame: EncodedFrame
+    at_s: float
 
 
 class Inbox:

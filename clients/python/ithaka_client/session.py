@@ -13,9 +13,9 @@ from ithaka_client.api import Api, SessionInfo
 from ithaka_client.decoder import Decoder, Frame
 from ithaka_client.errors import IthakaError, UsageError
 from ithaka_client.held_keys import HeldKeys
+from ithaka_client.inbox import ReceivedFrame
 from ithaka_client.protocol import (
     Control,
-    EncodedFrame,
     Hello,
     build_control,
     build_end,
@@ -92,7 +92,7 @@ class Session:
             while (received := await self._stream.take()) is not None:
                 if received.connection != connection:
                     decoder, connection = Decoder(), received.connection
-                frame = await asyncio.to_thread(self._decode, decoder, received.frame)
+                frame = await asyncio.to_thread(self._decode, decoder, received)
                 if await self._stream.confirm(frame.seq):
                     self._keys.confirm(frame.control_id)
                     yield frame
@@ -166,8 +166,9 @@ class Session:
     ) -> None:
         await self.aclose()
 
-    def _decode(self, decoder: Decoder, encoded: EncodedFrame) -> Frame:
-        frame = decoder.decode(encoded)
+    def _decode(self, decoder: Decoder, received: ReceivedFrame) -> Frame:
+        encoded = received.frame
+        frame = decoder.decode(encoded, received.at_s)
         recorder = self._recorder
         if recorder is not None and not recorder.is_closed and encoded.seq > self.decoded_through:
             recorder.write(encoded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -189,7 +190,7 @@ class Stream:
             case EncodedFrame():
                 self.position.receive(message)
                 self._acknowledger.note_received()
-                await self._inbox.put(ReceivedFrame(self.num_connections, message))
+                await self._inbox.put(ReceivedFrame(self.num_connections, message, time.monotonic()))
             case EndOfStream():
                 self.position.finish(message)
                 if self.position.is_complete:

@@ -3,7 +3,7 @@
  * acknowledging. Pictures are acknowledged when they are decoded, and drawn when they are due.
  */
 import { systemClock } from "./clock.js";
-import { FrameDecoder } from "./decoder.js";
+import { FrameDecoder, type ReceivedFrame } from "./decoder.js";
 import { type IthakaError, reportOf } from "./errors.js";
 import { Presenter } from "./presenter.js";
 import type { EncodedFrame, Hello, StateChanged } from "./protocol.js";
@@ -19,7 +19,7 @@ interface WorkerScope {
 }
 
 interface DecodedPicture {
-  readonly frame: EncodedFrame;
+  readonly frame: ReceivedFrame;
   readonly chunk: number;
   readonly picture: VideoFrame;
   readonly decodedAt: number;
@@ -96,7 +96,7 @@ class Player implements StreamListener {
   }
 
   onFrame(frame: EncodedFrame): void {
-    this.decoder?.decode(frame);
+    this.decoder?.decode({ ...frame, receivedAt: systemClock.now() });
   }
 
   onLastFrame(): void {
@@ -124,7 +124,7 @@ class Player implements StreamListener {
     return new Presenter(systemClock, 1000 / hello.fps, this.order.isPaced ? hello.window : 0, (decoded) => this.show(decoded));
   }
 
-  private receivePicture(frame: EncodedFrame, picture: VideoFrame): void {
+  private receivePicture(frame: ReceivedFrame, picture: VideoFrame): void {
     if (this.stream.confirm(frame.seq)) {
       this.presenter?.push({ frame, chunk: frame.chunk, picture, decodedAt: systemClock.now() });
     } else {
@@ -140,6 +140,7 @@ class Player implements StreamListener {
       controlId: frame.controlId,
       chunk: frame.chunk,
       ageMs: frame.ageMs,
+      receivedAt: frame.receivedAt,
       decodedAt,
       shownAt: systemClock.now(),
       receivedThrough: position.receivedThrough,

@@ -1,8 +1,13 @@
 import type { EncodedFrame, Hello } from "./protocol.js";
 
+export interface ReceivedFrame extends EncodedFrame {
+  /** Milliseconds since the epoch. */
+  readonly receivedAt: number;
+}
+
 export interface DecoderListener {
   /** In order. The owner closes the picture. */
-  onPicture(frame: EncodedFrame, picture: VideoFrame): void;
+  onPicture(frame: ReceivedFrame, picture: VideoFrame): void;
   onBroken(cause: string): void;
 }
 
@@ -11,7 +16,7 @@ const MICROSECONDS = 1_000_000;
 /** The WebCodecs decoder of one connection; it starts at a key frame. */
 export class FrameDecoder {
   private readonly decoder: VideoDecoder;
-  private readonly pending = new Map<number, EncodedFrame>();
+  private readonly pending = new Map<number, ReceivedFrame>();
 
   constructor(
     private readonly hello: Hello,
@@ -31,7 +36,7 @@ export class FrameDecoder {
     });
   }
 
-  decode(frame: EncodedFrame): void {
+  decode(frame: ReceivedFrame): void {
     if (this.decoder.state !== "configured") return;
     const timestamp = Math.round((frame.pts * MICROSECONDS) / this.hello.fps);
     this.pending.set(timestamp, frame);

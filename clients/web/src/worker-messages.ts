@@ -29,6 +29,7 @@ export interface FrameShown {
   readonly controlId: number;
   readonly chunk: number;
   readonly ageMs: number;
+  readonly receivedAt: number;
   readonly decodedAt: number;
   readonly shownAt: number;
   /** Newest frame received and newest one decoded when this one was shown. */

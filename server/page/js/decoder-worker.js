@@ -68,7 +68,7 @@ class Player {
         scope.postMessage({ type: "connected", hello, numConnections: this.stream.numConnections });
     }
     onFrame(frame) {
-        this.decoder?.decode(frame);
+        this.decoder?.decode({ ...frame, receivedAt: systemClock.now() });
     }
     onLastFrame() {
         this.decoder?.flush();
@@ -106,6 +106,7 @@ class Player {
             controlId: frame.controlId,
             chunk: frame.chunk,
             ageMs: frame.ageMs,
+            receivedAt: frame.receivedAt,
             decodedAt,
             shownAt: systemClock.now(),
             receivedThrough: position.receivedThrough,

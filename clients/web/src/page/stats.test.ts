@@ -12,6 +12,7 @@ function frame(seq: number, shownAt: number, controlId = 0): FrameShown {
     controlId,
     chunk: seq - 1,
     ageMs: 0,
+    receivedAt: shownAt,
     decodedAt: shownAt,
     shownAt,
     receivedThrough: seq + 2,
