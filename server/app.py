@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
 from ithaka.server.errors import ApiError
-from ithaka.server.routes import controls, events, health, metrics, models, sessions, stream
+from ithaka.server.routes import controls, events, health, metrics, models, sessions, stream, webrtc, whep
 from ithaka.server.routes.guards import RequestGuard, SecurityHeaders, error_response
 from ithaka.server.routes.page import PAGE_FOLDER, page_app
 from ithaka.server.routes.services import Services
@@ -31,7 +31,7 @@ def create_app(services: Services, *, page_folder: Path = PAGE_FOLDER) -> FastAP
         redoc_url=None,
     )
     app.state.services = services
-    for module in (sessions, controls, events, models, health, metrics, stream):
+    for module in (sessions, controls, events, models, health, metrics, stream, webrtc, whep):
         app.include_router(module.router)
     app.mount("/", page_app(page_folder))
     app.add_exception_handler(ApiError, _api_error)
@@ -44,9 +44,9 @@ def create_app(services: Services, *, page_folder: Path = PAGE_FOLDER) -> FastAP
         app.add_middleware(
             CORSMiddleware,
             allow_origins=server.allowed_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type"],
-            expose_headers=["Location", "Retry-After"],
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "If-Match"],
+            expose_headers=["Location", "Retry-After", "ETag", "Link", "Accept-Patch"],
         )
     app.add_middleware(SecurityHeaders)
     return app

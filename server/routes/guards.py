@@ -29,6 +29,8 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+BODY_TYPES = frozenset({"application/json", "application/sdp", "application/trickle-ice-sdpfrag"})
+"""None of them can a foreign page send without asking first."""
 DISCARDED_BYTES = 16 * 1024 * 1024
 """Of a body that is too large: read and thrown away, so that the client gets to the answer."""
 SECURITY_HEADERS = {
@@ -66,7 +68,7 @@ class SecurityHeaders:
 
 
 class RequestGuard:
-    """Foreign Host or Origin: 403. Body above ``max_body_bytes``: 413, whether announced or not. Not JSON: 415."""
+    """Foreign Host or Origin: 403. Body above ``max_body_bytes``: 413, whether announced or not. Of a foreign type: 415."""
 
     def __init__(self, app: ASGIApp, guard: HostGuard, max_body_bytes: int) -> None:
         self._app = app
@@ -99,7 +101,7 @@ class RequestGuard:
             raise ApiError("body_too_large", message, headers={"Connection": "close"})
         kind = email.message.Message()
         kind["content-type"] = headers.get("content-type", "")
-        if kind.get_content_type() != "application/json":
+        if kind.get_content_type() not in BODY_TYPES:
             raise ApiError("unsupported_media_type", "send the body as Content-Type: application/json")
         return bytes(body)
 

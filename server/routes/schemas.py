@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ithaka.server.engine_client import ModelState, ModelStatus
 from ithaka.server.errors import ERROR_CODES
@@ -15,7 +15,7 @@ from ithaka.server.session.messages import MAX_PROMPT_CHARACTERS, MAX_SEQ, Contr
 from ithaka.server.session.registry import SessionRegistry, SessionWish
 from ithaka.server.session.session import Session
 from ithaka.server.session.spec import Pacing
-from ithaka.workers.contract import ModelDescription, Pixels
+from ithaka.workers.contract import Delivery, ModelDescription, Pixels
 
 
 class Schema(BaseModel):
@@ -34,7 +34,14 @@ class CreateBody(Schema):
     pacing: Pacing = "media"
     window_frames: Annotated[int, Field(strict=True, ge=2, le=256)] | None = None
     max_frames: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQ)] | None = None
+    delivery: Delivery = "lossless"
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _live_is_paced(self) -> Self:
+        if self.delivery == "live" and (self.pacing, self.pixels) != ("media", "lossy"):
+            raise ValueError("delivery live goes with pacing media and pixels lossy")
+        return self
 
     def wish(self) -> SessionWish:
         return SessionWish(**dict(self))
@@ -72,6 +79,7 @@ class SessionView(Schema):
     prompt: str
     pixels: Pixels
     pacing: Pacing
+    delivery: Delivery
     width: int | None
     height: int | None
     fps: int | None
@@ -80,6 +88,8 @@ class SessionView(Schema):
     queue_position: int | None
     stream_path: str
     generated_seq: int
+    dropped_frames: int
+    """In front of the encoder; only in live."""
     sent_seq: int
     decoded_seq: int
     delivered: bool | None
@@ -160,6 +170,7 @@ def _session_fields(session: Session, registry: SessionRegistry) -> dict[str, An
         "prompt": spec.prompt,
         "pixels": spec.pixels,
         "pacing": spec.pacing,
+        "delivery": spec.delivery,
         "width": known and known.width,
         "height": known and known.height,
         "fps": known and known.fps,
@@ -168,6 +179,7 @@ def _session_fields(session: Session, registry: SessionRegistry) -> dict[str, An
         "queue_position": registry.queue_position(spec.session_id),
         "stream_path": f"/v1/sessions/{spec.session_id}/stream",
         "generated_seq": flow.delivery.generated_through if flow else 0,
+        "dropped_frames": flow.losses.num_dropped if flow else 0,
         "sent_seq": flow.delivery.sent_through if flow else 0,
         "decoded_seq": flow.delivery.decoded_through if flow else 0,
         "delivered": data.delivered,

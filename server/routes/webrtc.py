@@ -1,0 +1,97 @@
+"""WebRTC for the page and the SDKs: an offer comes as JSON, the answer goes back; candidates may trickle in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from ithaka.server.routes.schemas import Schema, error_answers
+from ithaka.server.routes.services import SeenSession, principal_of, services_of
+from ithaka.server.routes.sessions import ALWAYS, BODY
+from ithaka.server.transports.webrtc.offer import read_fragment, read_offer
+from ithaka.server.transports.webrtc.settings import ice_servers
+
+router = APIRouter(prefix="/v1/sessions", tags=["webrtc"])
+Sdp = Annotated[str, Field(min_length=1, max_length=64 * 1024)]
+OFFER = (
+    "sdp_invalid",
+    "codec_unsupported",
+    "track_unsupported",
+    "session_unknown",
+    "session_ended",
+    "session_not_started",
+    "connections_full",
+)
+
+
+class IceServerView(Schema):
+    urls: tuple[str, ...]
+    username: str
+    credential: str
+
+
+class IceView(Schema):
+    """What a browser's RTCPeerConnection is made with."""
+
+    ice_servers: tuple[IceServerView, ...]
+
+
+class OfferBody(Schema):
+    type: Literal["offer"]
+    sdp: Sdp
+
+
+class AnswerView(Schema):
+    id: str
+    type: Literal["answer"] = "answer"
+    sdp: str
+
+
+class FragmentBody(Schema):
+    """Lines of RFC 8840, as in a WHEP PATCH."""
+
+    sdp_fragment: Sdp
+
+
+@router.get("/{session_id}/webrtc", summary="Get the ICE servers", responses=error_answers(*ALWAYS, "session_unknown"))
+async def ice(session: SeenSession, request: Request) -> IceView:
+    services = services_of(request)
+    servers = ice_servers(services.config, session.session_id, services.wall_s())
+    views = tuple(IceServerView(urls=known.urls, username=known.username, credential=known.credential) for known in servers)
+    return IceView(ice_servers=views)
+
+
+@router.post(
+    "/{session_id}/webrtc", status_code=201, summary="Connect by WebRTC", responses=error_answers(*ALWAYS, *BODY, *OFFER)
+)
+async def connect(session: SeenSession, body: OfferBody, request: Request, response: Response) -> AnswerView:
+    """As controller or viewer, by the token. The offer opens one reliable data channel for the messages of the protocol; with
+    a video section that receives, frames come as a track where they may be lost, else over the channel.
+    """
+    role = principal_of(request).role
+    answered = await services_of(request).rtc.answer(session, role, read_offer(body.sdp))
+    response.headers["Location"] = f"{request.url.path}/{answered.connection_id}"
+    return AnswerView(id=answered.connection_id, sdp=answered.sdp)
+
+
+@router.patch(
+    "/{session_id}/webrtc/{connection_id}",
+    status_code=204,
+    summary="Add candidates",
+    responses=error_answers(*ALWAYS, *BODY, "sdp_invalid", "ice_restart_unsupported", "session_unknown", "connection_unknown"),
+)
+async def trickle(session: SeenSession, connection_id: str, body: FragmentBody, request: Request) -> None:
+    await services_of(request).rtc.add_candidates(session, connection_id, read_fragment(body.sdp_fragment))
+
+
+@router.delete(
+    "/{session_id}/webrtc/{connection_id}",
+    status_code=204,
+    summary="End a connection",
+    responses=error_answers(*ALWAYS, "session_unknown", "connection_unknown"),
+)
+async def disconnect(session: SeenSession, connection_id: str, request: Request) -> None:
+    """The session goes on, as after a lost connection."""
+    await services_of(request).rtc.end(session, connection_id)
