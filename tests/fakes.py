@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ithaka.server.engine_client import (
+    EngineError,
     EngineEvent,
     EngineListener,
     EngineSessionEnded,
@@ -114,6 +115,7 @@ class FakeEngine:
         self.holds_ends = False
         self.obeys_key_requests = True
         self.refuses_starts: Exception | None = None
+        self.refuses_to_run: EngineError | None = None
         self.stop_gate: asyncio.Event | None = None
         self.now_ns: Callable[[], int] = lambda: 0
 
@@ -122,6 +124,8 @@ class FakeEngine:
     async def start(self, listener: EngineListener) -> None:
         self.calls.append("start")
         self._listener = listener
+        if self.refuses_to_run is not None:
+            raise self.refuses_to_run
 
     def models(self) -> tuple[ModelStatus, ...]:
         return tuple(self._statuses.values())
