@@ -12,9 +12,9 @@ from ithaka.server.engine_client import EngineError, ModelState
 
 async def test_a_clean_stop_ends_sessions_and_leaves_nothing() -> None:
     before = descriptors()
-    async with EngineRun(synthetic(ranks=2)) as run:
+    async with EngineRun(synthetic(ranks=4)) as run:
         await run.ready()
-        assert len(children()) == 3
+        assert len(children()) == 5
         run.begin("s1", window=4)
         run.begin("s2")
         await run.frames("s1", 6)
@@ -66,6 +66,17 @@ async def test_a_forced_stop_kills_at_once() -> None:
         run.engine.kill()
         await stopping
         assert (await run.ended("endless")).code == "worker_lost"
+    assert children() == []
+
+
+async def test_a_step_that_outlasts_the_deadline_is_cut_off() -> None:
+    async with EngineRun(synthetic(step_ms=60_000)) as run:
+        await run.ready()
+        run.begin("endless", window=4)
+        await run.started("endless")
+        await run.engine.stop(deadline_s=0.3)
+        assert (await run.ended("endless")).code == "worker_lost"
+        assert run.states()[-1] is ModelState.STOPPED
     assert children() == []
 
 
