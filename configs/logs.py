@@ -43,7 +43,7 @@ def configure_logs(section: LogSection, **context: str | int) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=section.level.upper(), force=True)
-    for chatty in ("uvicorn.access", "websockets", "httpx", "asyncio"):
+    for chatty in ("uvicorn.access", "websockets", "httpx", "asyncio", "aioice", "aiortc"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
 from ithaka.server.errors import ApiError
 from ithaka.server.metrics import Metrics
 from ithaka.server.session.messages import Role
-from ithaka.server.session.peer import Peer, PeerSettings
+from ithaka.server.session.peer import CLOSE_GRACE_S, Peer, PeerSettings
 from ithaka.server.session.session import Session
 from ithaka.server.session.timers import Timers
 from ithaka.server.transports.base import TransportLost
@@ -46,7 +46,8 @@ class _Connection:
     role: Role
     offer: Offer
     link: Link
-    task: asyncio.Task[None] | None = field(default=None)
+    is_up: bool = False
+    task: asyncio.Task[None] | None = None
 
 
 class WebRtcConnections:
@@ -95,10 +96,15 @@ class WebRtcConnections:
         await self._find(session, connection_id).link.close()
 
     async def close_all(self) -> None:
-        """For the server's end."""
-        tasks = [connection.task for connection in self._connections.values() if connection.task is not None]
-        for task in tasks:
+        """For the server's end: connections whose session is over say their last words first, within their bound."""
+        tasks = {connection.task: connection for connection in self._connections.values() if connection.task is not None}
+        leaving = {task for task, connection in tasks.items() if connection.is_up and connection.session.is_over}
+        for task in tasks.keys() - leaving:
             task.cancel()
+        if leaving:
+            _, late = await asyncio.wait(leaving, timeout=2 * CLOSE_GRACE_S)
+            for task in late:
+                task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
@@ -113,6 +119,7 @@ class WebRtcConnections:
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 await link.connected()
+            connection.is_up = True
             self._metrics.webrtc_connects.labels("connected").inc()
             await self._peer(connection).run()
         except TimeoutError:
