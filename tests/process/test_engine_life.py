@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.process.engine_run import EngineRun, children, descriptors, synthetic
+from tests.process.engine_run import LIMITS, EngineRun, children, descriptors, synthetic
 
 from ithaka.server.engine_client import EngineError, ModelState
 
@@ -70,12 +70,14 @@ async def test_a_forced_stop_kills_at_once() -> None:
 
 
 async def test_a_step_that_outlasts_the_deadline_is_cut_off() -> None:
-    async with EngineRun(synthetic(step_ms=60_000)) as run:
+    limits = LIMITS.model_copy(update={"step_timeout_s": 600})
+    async with EngineRun(synthetic(hang_at_chunk=1), limits=limits) as run:
         await run.ready()
         run.begin("endless", window=4)
-        await run.started("endless")
+        await run.frames("endless", 2)
         await run.engine.stop(deadline_s=0.3)
-        assert (await run.ended("endless")).code == "worker_lost"
+        ended = await run.ended("endless")
+        assert (ended.code, ended.last_seq) == ("worker_lost", 2)
         assert run.states()[-1] is ModelState.STOPPED
     assert children() == []
 
