@@ -160,6 +160,34 @@ async def test_recorded_as_it_was_received(client: Client, tmp_path: Path) -> No
     assert numbers == list(range(1, 97))
 
 
+async def test_the_command_records(daemon: RunningDaemon, tmp_path: Path) -> None:
+    path = tmp_path / "walk.mp4"
+    arguments = ["record", str(path), "--url", daemon.url, "--model", "numbers", "--frames", "30", "--hold", "KeyW"]
+    code, said = await run_command(*arguments)
+    assert (code, said) == (0, f"{path}: 30 frames\n")
+    with av.open(str(path)) as container:
+        *_, last = container.decode(video=0)
+    barcode = read(np.asarray(last.to_ndarray(format="gray"), np.uint8))
+    assert barcode is not None and (barcode.number, barcode.held) == (30, frozenset({"KeyW"}))
+
+    code, said = await run_command("record", str(path), "--url", daemon.url, "--model", "nothing")
+    assert code == 1 and said.startswith("ithaka-client: ") and "[model_unknown]" in said
+
+
+async def run_command(*arguments: str) -> tuple[int | None, str]:
+    """Exit code, and what was printed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "ithaka_client",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
 CRASHING_CLIENT = """
 import asyncio, os, signal, sys
 from ithaka_client import Client

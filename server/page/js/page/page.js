@@ -40,6 +40,7 @@ class Page {
         elements.model.addEventListener("change", () => void this.loadModels());
         window.addEventListener("hashchange", () => this.useKey(readKey()));
         window.addEventListener("pagehide", () => this.leave());
+        window.addEventListener("pageshow", (event) => event.persisted && location.reload());
         setInterval(() => this.renderFigures(), FIGURES_INTERVAL_MS);
         this.rollSeed();
         this.useKey(readKey());
