@@ -28,10 +28,12 @@ from ithaka.server.engine_client import Engine, EngineError, ModelChanged
 from ithaka.server.metrics import Metrics
 from ithaka.server.routes.page import PAGE_FOLDER
 from ithaka.server.routes.services import Services
-from ithaka.server.session.peer import PeerSettings
+from ithaka.server.session.peer import CLOSE_GRACE_S, PeerSettings
 from ithaka.server.session.registry import SessionRegistry
 from ithaka.server.session.spec import Surroundings
 from ithaka.server.session.timers import LoopTimers, Timers, wall_clock_s
+from ithaka.server.transports.webrtc.connections import ConnectionLimits, WebRtcConnections
+from ithaka.server.transports.webrtc.settings import ice_settings
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -70,13 +72,15 @@ class SignalLog:
     def listening(self) -> Iterator[None]:
         """SIGINT and SIGTERM are ours while this lasts."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
             loop.add_signal_handler(number, self.record)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number, handler in before.items():
                 loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
 
 class HttpServer(uvicorn.Server):
@@ -126,8 +130,8 @@ async def serve(config: ServeConfig, engine: Engine, *, on_ready: Callable[[str]
     timers = LoopTimers()
     signals = SignalLog(timers)
     try:
-        listener = bind(config)
         daemon = build(config, engine, timers, signals)
+        listener = bind(config)
     except StartError as error:
         log.error("daemon.cant_start", reason=str(error))
         return EXIT_CANT_START
@@ -176,7 +180,9 @@ def build(
     registry = SessionRegistry(surroundings, wall_s=wall_s)
     tokens = SessionTokens(secrets.token_bytes(32), config.access.token_lifetime_s, wall_s)
     peers = PeerSettings(config.server.max_messages_per_s, config.sessions.ack_timeout_s)
-    services = Services(config, registry, Access(config, tokens), metrics, timers, peers)
+    limits = ConnectionLimits(config.webrtc.max_connections, config.webrtc.connect_timeout_s, config.server.max_body_bytes)
+    rtc = WebRtcConnections(ice_settings(config), limits, peers=peers, timers=timers, metrics=metrics)
+    services = Services(config, registry, Access(config, tokens), metrics, timers, peers, rtc, wall_s)
     http = _http_server(config, create_app(services, page_folder=page_folder))
     return Daemon(config, engine, services, http, signals)
 
@@ -238,7 +244,11 @@ async def run(daemon: Daemon, listener: socket.socket, on_ready: Callable[[str],
             log.error("daemon.http_failed", exc_info=serving.exception())
         code = await _leave(daemon)
         return EXIT_FAILED if serving.done() else code
+    except BaseException:
+        daemon.engine.kill()
+        raise
     finally:
+        await daemon.services.rtc.close_all()
         await _stop_http(daemon, serving)
         for task in (listening, asked):
             task.cancel()
@@ -259,6 +269,7 @@ async def _leave(daemon: Daemon) -> int:
             was_forced = True
             daemon.engine.kill()
         await stopping
+        await _let_last_words_out(daemon)
     finally:
         forced.cancel()
     log.info("daemon.stopped", forced=was_forced)
@@ -275,6 +286,13 @@ async def _drain(daemon: Daemon, forced: asyncio.Task[bool]) -> bool:
         return not over.done()
     finally:
         over.cancel()
+
+
+async def _let_last_words_out(daemon: Daemon) -> None:
+    """Every session is over; each connection has its own bound for saying so."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2 * CLOSE_GRACE_S):
+            await daemon.services.streams.wait_none()
 
 
 async def _stop_http(daemon: Daemon, serving: asyncio.Task[None]) -> None:

@@ -132,6 +132,7 @@ async def served(
                 yield Served(url, daemon, engine, timers, wall, http, logs)
         finally:
             daemon.registry.force_all()
+            await daemon.services.rtc.close_all()
             daemon.http.should_exit = True
             daemon.http.abort_connections()
             await serving

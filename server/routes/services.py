@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
@@ -11,10 +12,12 @@ from starlette.requests import HTTPConnection
 from ithaka.configs.schema import ServeConfig
 from ithaka.server.auth import Access, Principal
 from ithaka.server.metrics import Metrics
+from ithaka.server.routes.open_streams import OpenStreams
 from ithaka.server.session.peer import PeerSettings
 from ithaka.server.session.registry import SessionRegistry
 from ithaka.server.session.session import Session
 from ithaka.server.session.timers import Timers
+from ithaka.server.transports.webrtc.connections import WebRtcConnections
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,10 @@ class Services:
     metrics: Metrics
     timers: Timers
     peers: PeerSettings
+    rtc: WebRtcConnections
+    wall_s: Callable[[], float]
+    """Seconds since 1970."""
+    streams: OpenStreams = field(default_factory=OpenStreams)
 
 
 def services_of(connection: HTTPConnection) -> Services:

@@ -18,6 +18,11 @@ router = APIRouter()
 async def stream(socket: WebSocket, session_id: str) -> None:
     """A refusal is told in the open connection, since a browser shows no page the status of a refused one."""
     services = services_of(socket)
+    with services.streams.counted():
+        await _serve(socket, session_id, services)
+
+
+async def _serve(socket: WebSocket, session_id: str, services: Services) -> None:
     offered = socket.scope["subprotocols"]
     await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
     transport = WebSocketTransport(socket)
