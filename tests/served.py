@@ -17,7 +17,7 @@ import websockets
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
-from ithaka.configs.schema import AccessSection, ModelSection, ServeConfig, ServerSection, SessionSection
+from ithaka.configs.schema import AccessSection, ModelSection, ServeConfig, ServerSection, SessionSection, WebRtcSection
 from ithaka.server.daemon import Daemon, SignalLog, bind, build, url_of
 from ithaka.server.engine_client import ModelChanged
 from ithaka.server.routes.page import PAGE_FOLDER
@@ -30,12 +30,17 @@ DEADLINE_S = 10.0
 
 
 def config_for(
-    *, server: dict[str, Any] | None = None, access: dict[str, Any] | None = None, sessions: dict[str, Any] | None = None
+    *,
+    server: dict[str, Any] | None = None,
+    access: dict[str, Any] | None = None,
+    sessions: dict[str, Any] | None = None,
+    webrtc: dict[str, Any] | None = None,
 ) -> ServeConfig:
     return ServeConfig(
         server=ServerSection(port=0, **(server or {})),
         access=AccessSection(**(access or {})),
         sessions=SessionSection(**(sessions or {})),
+        webrtc=WebRtcSection(**(webrtc or {})),
         models=(ModelSection(name=MODEL, family="synthetic"),),
     )
 

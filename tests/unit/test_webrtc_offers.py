@@ -1,0 +1,140 @@
+"""Offers and candidates as text: what is understood, what is left out, what is refused and never breaks anything."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ithaka.server.errors import ApiError
+from ithaka.server.transports.webrtc.offer import MAX_CANDIDATES, read_fragment, read_offer
+
+OFFER = """\
+v=0
+o=- 4611731400430051336 2 IN IP4 127.0.0.1
+s=-
+t=0 0
+a=group:BUNDLE 0 1
+a=msid-semantic: WMS
+m=video 9 UDP/TLS/RTP/SAVPF 102 103
+c=IN IP4 0.0.0.0
+a=rtcp:9 IN IP4 0.0.0.0
+a=candidate:1 1 udp 2113937151 192.0.2.7 50000 typ host
+a=candidate:2 1 udp 2113937150 0d8f7ff0-1b3c-4b57-9ef6-21d6a64f6d5e.local 50001 typ host
+a=ice-ufrag:abcd
+a=ice-pwd:0123456789abcdefghijklmn
+a=fingerprint:sha-256 {fingerprint}
+a=setup:actpass
+a=mid:0
+a=recvonly
+a=rtcp-mux
+a=rtpmap:102 H264/90000
+a=rtcp-fb:102 nack pli
+a=fmtp:102 level-asymmetry-allowed=1;packetization-mode=1;profile-level-id=42e01f
+a=rtpmap:103 rtx/90000
+a=fmtp:103 apt=102
+m=application 9 UDP/DTLS/SCTP webrtc-datachannel
+c=IN IP4 0.0.0.0
+a=ice-ufrag:abcd
+a=ice-pwd:0123456789abcdefghijklmn
+a=fingerprint:sha-256 {fingerprint}
+a=setup:actpass
+a=mid:1
+a=sctp-port:5000
+""".format(fingerprint=":".join(f"{byte:02X}" for byte in range(32)))
+
+
+def refused(sdp: str) -> str:
+    with pytest.raises(ApiError) as caught:
+        read_offer(sdp)
+    assert caught.value.code == "sdp_invalid"
+    return str(caught.value)
+
+
+def test_an_offer_says_what_it_takes() -> None:
+    offer = read_offer(OFFER)
+    assert (offer.has_video, offer.has_channel, offer.ice_username) == (True, True, "abcd")
+
+
+def test_names_that_only_multicast_could_resolve_are_left_out() -> None:
+    offer = read_offer(OFFER)
+    assert "192.0.2.7" in offer.sdp and ".local" not in offer.sdp
+
+
+def test_video_that_is_only_sent_is_no_wish_for_video() -> None:
+    offer = read_offer(OFFER.replace("a=recvonly", "a=sendonly"))
+    assert not offer.has_video and offer.has_channel
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        (r"a=ice-ufrag.*\n", "ice-ufrag"),
+        (r"a=ice-pwd.*\n", "ice-pwd"),
+        (r"a=fingerprint.*\n", "fingerprint"),
+        (r"m=(.|\n)*", "media sections"),
+    ],
+)
+def test_what_is_missing_is_named(pattern: str, told: str) -> None:
+    assert told in refused(re.sub(pattern, "", OFFER))
+
+
+def test_neither_video_nor_channel_is_refused() -> None:
+    only_video = OFFER[: OFFER.index("m=application")].replace("a=recvonly", "a=inactive")
+    assert "no data channel" in refused(only_video)
+
+
+def test_too_many_candidates_are_refused() -> None:
+    many = "".join(f"a=candidate:{n} 1 udp 1 192.0.2.7 {n} typ host\n" for n in range(1, MAX_CANDIDATES + 1))
+    assert "candidates" in refused(OFFER.replace("a=setup:actpass\na=mid:0", f"{many}a=setup:actpass\na=mid:0"))
+
+
+@pytest.mark.parametrize("text", ["", "hello", "v=0", "{}", "m=video", "v=0\nm=video x y z\n", "\x00" * 100])
+def test_what_is_no_sdp_is_refused(text: str) -> None:
+    refused(text)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(OFFER) - 1), st.text(max_size=6)), max_size=6), st.booleans())
+def test_a_damaged_offer_is_read_or_refused_and_nothing_else(damages: list[tuple[int, str]], is_cut: bool) -> None:
+    sdp = OFFER
+    for at, text in damages:
+        sdp = sdp[:at] + text + ("" if is_cut else sdp[at + len(text) :])
+    try:
+        read_offer(sdp)
+    except ApiError as error:
+        assert error.code == "sdp_invalid"
+
+
+@given(st.text(max_size=400))
+def test_any_text_as_fragment_is_read_or_refused(text: str) -> None:
+    for given_text in (text, f"a=candidate:{text}", f"m=x\na=mid:0\na=candidate:1 1 udp {text} typ host"):
+        with contextlib.suppress(ApiError):
+            read_fragment(given_text)
+
+
+def test_a_fragment_gives_its_candidates_to_their_media() -> None:
+    fragment = read_fragment(
+        "a=ice-ufrag:abcd\r\na=ice-pwd:x\r\nm=video 9 RTP/AVP 0\r\na=mid:0\r\n"
+        "a=candidate:1 1 udp 2113937151 192.0.2.7 50000 typ host\r\n"
+        "a=candidate:2 1 udp 2113937151 something.local 50000 typ host\r\n"
+        "m=audio 9 RTP/AVP 0\r\na=candidate:3 1 udp 1 2001:db8::1 50002 typ host\r\na=end-of-candidates\r\n"
+    )
+    assert [(c.ip, c.sdpMid, c.sdpMLineIndex) for c in fragment.candidates] == [
+        ("192.0.2.7", "0", None),
+        ("2001:db8::1", None, 1),
+    ]
+    assert fragment.is_last and fragment.ice_username == "abcd"
+
+
+@pytest.mark.parametrize("text", ["", "a=mid:0", "a=candidate:1 1 udp", "a=candidate:x x x x x typ x"])
+def test_a_fragment_without_a_good_candidate_is_refused(text: str) -> None:
+    with pytest.raises(ApiError):
+        read_fragment(text)
+
+
+def test_a_fragment_with_too_many_candidates_is_refused() -> None:
+    with pytest.raises(ApiError):
+        read_fragment("a=candidate:1 1 udp 1 192.0.2.7 1 typ host\n" * (MAX_CANDIDATES + 1))
