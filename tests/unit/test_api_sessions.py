@@ -36,6 +36,7 @@ async def test_create_answers_the_whole_session() -> None:
             "prompt": "fog",
             "pixels": "lossy",
             "pacing": "media",
+            "delivery": "lossless",
             "width": 64,
             "height": 48,
             "fps": 16,
@@ -45,6 +46,7 @@ async def test_create_answers_the_whole_session() -> None:
             "generated_seq": 0,
             "sent_seq": 0,
             "decoded_seq": 0,
+            "dropped_frames": 0,
             "delivered": None,
             "reason": "",
         }
