@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import threading
+import functools
+import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.comm_ext.channel import ring
 from ithaka.comm_ext.channel.base import ChannelClosedError
 from ithaka.comm_ext.channel.fence import make_fence
-from ithaka.comm_ext.channel.layout import WORD_PUBLISHED, Geometry
+from ithaka.comm_ext.channel.layout import WORD_CLOSED, WORD_PUBLISHED, Geometry
 
 NUM_MESSAGES = 4
+MAX_STEPS = 100_000
 
 
 class KilledError(BaseException):
@@ -22,67 +26,49 @@ class KilledError(BaseException):
 
 
 class Turns:
-    """Lets one side run at a time and chooses at every access who goes on.
+    """Lets one side run at a time, in greenlets, and chooses at every access who goes on.
 
     ``choices``: (side, for how many accesses), again and again; a side that is done leaves its turns to the others.
+    ``deaths``: at which of its accesses a side dies.
     """
 
     def __init__(self, choices: list[tuple[int, int]], deaths: dict[str, int]) -> None:
         self._choices = [side for side, num_accesses in choices for _ in range(num_accesses)]
         self._deaths = deaths
-        self._alive: list[str] = []
-        self._gates: dict[str, threading.Semaphore] = {}
-        self._num_steps = 0
+        self._accesses: Counter[str] = Counter()
         self._current = ""
-        self._accesses: dict[str, int] = {}
 
     def run(self, sides: dict[str, Callable[[], None]]) -> list[BaseException]:
+        """What the sides raised, but for their deaths."""
         errors: list[BaseException] = []
-        done = threading.Semaphore(0)
-        self._alive = list(sides)
-        self._gates = {name: threading.Semaphore(0) for name in sides}
 
-        def live(name: str, act: Callable[[], None]) -> None:
-            self._gates[name].acquire()
+        def live(act: Callable[[], None]) -> None:
             try:
                 act()
             except KilledError:
                 pass
             except BaseException as error:
                 errors.append(error)
-            self._alive.remove(name)
-            if self._alive:
-                self._gates[self._choose()].release()
-            else:
-                done.release()
 
-        threads = [threading.Thread(target=live, args=side, daemon=True) for side in sides.items()]
-        for thread in threads:
-            thread.start()
-        self._gates[self._choose()].release()
-        assert done.acquire(timeout=60), "the sides wait for each other"
-        for thread in threads:
-            thread.join()
+        alive = {name: greenlet(functools.partial(live, act)) for name, act in sides.items()}
+        steps = itertools.count()
+        while alive:
+            step = next(steps)
+            assert step < MAX_STEPS, "the sides wait for each other"
+            lap, position = divmod(step, len(self._choices))
+            # Every lap is shifted, so that everybody gets on whatever was chosen.
+            self._current = list(alive)[(self._choices[position] + lap) % len(alive)]
+            alive[self._current].switch()
+            if alive[self._current].dead:
+                del alive[self._current]
         return errors
 
     def step(self) -> None:
         """An access of the side that runs now."""
-        name = self._current
-        self._accesses[name] = self._accesses.get(name, 0) + 1
-        if self._accesses[name] == self._deaths.get(name):
+        self._accesses[self._current] += 1
+        if self._accesses[self._current] == self._deaths.get(self._current):
             raise KilledError
-        chosen = self._choose()
-        if chosen != name:
-            self._gates[chosen].release()
-            self._gates[name].acquire()
-            self._current = name
-
-    def _choose(self) -> str:
-        step, self._num_steps = self._num_steps, self._num_steps + 1
-        lap, position = divmod(step, len(self._choices))
-        # Every lap is shifted, so that everybody gets on whatever was chosen.
-        self._current = self._alive[(self._choices[position] + lap) % len(self._alive)]
-        return self._current
+        getcurrent().parent.switch()
 
 
 class SteppedWords:
@@ -123,10 +109,10 @@ class World:
                     self.turns.step()
                     self.payload[slot][half] = sequence
                 assert producer.publish(slot) == sequence
+            ring.close_producer(self.words, fence)
         except KilledError:
-            self.words.words[6] = 1  # what the owner does for a dead producer
+            self.words.words[WORD_CLOSED] = 1  # what the owner does for a dead producer
             raise
-        ring.close_producer(self.words, fence)
 
     def consume(self, index: int, num_held: int) -> None:
         fence = make_fence("aarch64")  # the fence of other machines, run for real
