@@ -17,6 +17,13 @@ from tests.e2e.running_daemon import RunningDaemon, running_daemon
 pytestmark = pytest.mark.browser
 SIZE = (192, 128)
 KEY = "a-key-of-this-test-only"
+WHEN_LOCKED = """
+new Promise((resolve) => {
+  const look = () => document.pointerLockElement !== null && resolve();
+  document.addEventListener("pointerlockchange", look);
+  look();
+})
+"""
 READ_ALL_BARCODES = (Path(__file__).parent / "read_all_barcodes.js").read_text()
 
 
@@ -86,6 +93,19 @@ def test_a_key_is_seen_in_the_picture_and_released_with_the_focus(watched: Watch
     watched.page.mouse.up()
     watched.page.keyboard.up("w")
     assert "Delivered" in watched.stop()
+
+
+def test_a_click_locks_the_pointer_and_its_motion_is_sent(watched: WatchedPage, daemon: RunningDaemon) -> None:
+    watched.open(daemon.url)
+    watched.start("numbers")
+    watched.await_number("shown", 3)
+    watched.page.locator("canvas").click()
+    watched.evaluate(WHEN_LOCKED)
+    watched.page.mouse.move(500, 400)
+    watched.page.mouse.move(540, 380)
+    expect(watched.page.locator("#latency")).to_have_text(re.compile(r"^\d+ ms$"), timeout=DEADLINE_MS)
+    assert "Delivered" in watched.stop()
+    assert watched.evaluate("document.pointerLockElement") is None
 
 
 def test_a_prompt_is_sent_while_it_runs_and_its_letters_steer_nothing(watched: WatchedPage, daemon: RunningDaemon) -> None:
