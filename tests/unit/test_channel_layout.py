@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.comm_ext.channel import layout
@@ -29,6 +29,7 @@ def fits(message: ChannelMessage) -> bool:
     return all(tensor.offset_bytes + layout.tensor_bytes(tensor) <= GEOMETRY.slot_bytes for tensor in message.tensors)
 
 
+@settings(deadline=None)
 @given(MESSAGES)
 def test_a_record_comes_back_equal(message: ChannelMessage) -> None:
     if not fits(message):
@@ -39,6 +40,7 @@ def test_a_record_comes_back_equal(message: ChannelMessage) -> None:
     assert layout.decode_record(GEOMETRY, 0, record.ljust(layout.RECORD_BYTES, b"\xaa")) == message
 
 
+@settings(deadline=None)
 @given(MESSAGES.filter(fits), st.data())
 def test_a_damaged_record_is_an_error_or_fits_the_slot(message: ChannelMessage, data: st.DataObject) -> None:
     record = bytearray(layout.encode_record(GEOMETRY, 0, message).ljust(layout.RECORD_BYTES, b"\x00"))
@@ -51,6 +53,7 @@ def test_a_damaged_record_is_an_error_or_fits_the_slot(message: ChannelMessage, 
     assert fits(read)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=layout.RECORD_BYTES))
 def test_random_records_are_an_error_or_fit_the_slot(record: bytes) -> None:
     try:
@@ -118,6 +121,7 @@ def test_a_geometry_out_of_range_is_refused(field: str, value: int) -> None:
         Geometry(**sizes)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 100_000), st.integers(1, 5))
 def test_parts_of_the_arena_do_not_overlap(num_slots: int, slot_bytes: int, num_consumers: int) -> None:
     geometry = Geometry(1, num_slots, slot_bytes, num_consumers)
@@ -129,6 +133,7 @@ def test_parts_of_the_arena_do_not_overlap(num_slots: int, slot_bytes: int, num_
     assert geometry.arena_bytes == geometry.control_bytes + starts[-1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=7))
 def test_foreign_words_are_no_geometry(words: list[int]) -> None:
     with pytest.raises(ChannelError):

@@ -6,7 +6,7 @@ import typing
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.workers import contract, wire
@@ -58,6 +58,7 @@ def test_foreign_fields_are_refused(kind: type[wire.Message], fields: object) ->
         wire.decode(msgpack.packb([wire.VERSION, wire._TAG_OF[kind], fields]))
 
 
+@settings(deadline=None)
 @given(MESSAGES)
 def test_a_message_comes_back_equal(message: wire.Message) -> None:
     data = wire.encode(message)
@@ -65,6 +66,7 @@ def test_a_message_comes_back_equal(message: wire.Message) -> None:
     assert wire.decode_as(type(message), data) == message
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_an_error_and_nothing_else(data: bytes) -> None:
     try:
@@ -74,6 +76,7 @@ def test_random_bytes_are_an_error_and_nothing_else(data: bytes) -> None:
     assert isinstance(message, KINDS)
 
 
+@settings(deadline=None)
 @given(MESSAGES, st.data())
 def test_a_damaged_message_is_an_error_or_a_message(message: wire.Message, data: st.DataObject) -> None:
     damaged = bytearray(wire.encode(message))
@@ -87,6 +90,7 @@ def test_a_damaged_message_is_an_error_or_a_message(message: wire.Message, data:
     assert wire.decode(wire.encode(read)) == read or read != read  # a damaged float may be NaN
 
 
+@settings(deadline=None)
 @given(SHAPES)
 def test_other_shapes_are_errors(value: object) -> None:
     with pytest.raises(WireError):
