@@ -108,8 +108,6 @@ class Link:
             raise ApiError("ice_restart_unsupported", "this connection can't change its ICE session; open another one")
         for candidate in fragment.candidates:
             await self._connection.addIceCandidate(candidate)
-        if fragment.is_last:
-            await self._connection.addIceCandidate(None)
 
     async def connected(self) -> None:
         """Returns when media and, where the offer has one, the data channel can flow. Raises TransportLost."""

@@ -12,6 +12,7 @@ from ithaka.server.errors import ApiError
 MAX_CANDIDATES = 64
 """Of one offer or fragment; a machine with many interfaces has fewer."""
 MAX_MEDIA = 8
+END_OF_CANDIDATES = "a=end-of-candidates"
 _CANDIDATE = "candidate:"
 
 
@@ -27,11 +28,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Candidates that trickle in. ``ice_username`` is empty where it does not say; ``is_last``: none follows."""
+    """Candidates that trickle in. ``ice_username`` is empty where it does not say."""
 
     candidates: tuple[RTCIceCandidate, ...]
     ice_username: str
-    is_last: bool
 
 
 def read_offer(sdp: str) -> Offer:
@@ -73,7 +73,7 @@ def read_fragment(text: str) -> Fragment:
             mid = value.strip()
         elif name == "a=ice-ufrag":
             username = value.strip()
-        elif line == "a=end-of-candidates":
+        elif line.strip() == END_OF_CANDIDATES:
             is_last = True
         elif name == "a=candidate" and not _is_hidden(line):
             candidates.append(_candidate(line, mid, max(0, num_media - 1)))
@@ -81,7 +81,7 @@ def read_fragment(text: str) -> Fragment:
                 raise ApiError("sdp_invalid", f"a fragment has at most {MAX_CANDIDATES} candidates")
     if not candidates and not is_last and not username:
         raise ApiError("sdp_invalid", "the fragment names no candidate")
-    return Fragment(tuple(candidates), username, is_last)
+    return Fragment(tuple(candidates), username)
 
 
 def _candidate(line: str, mid: str, media_index: int) -> RTCIceCandidate:
@@ -97,5 +97,8 @@ def _candidate(line: str, mid: str, media_index: int) -> RTCIceCandidate:
 
 
 def _is_hidden(line: str) -> bool:
-    """A candidate under an mDNS name: resolving it would send multicast, and the peer shows its address by itself."""
-    return line.startswith(f"a={_CANDIDATE}") and ".local " in line
+    """A candidate under an mDNS name: resolving it would send multicast, and the peer shows its address by itself.
+
+    The end of candidates is none to us: hidden ones may be all there are, and the peer is found when it knocks.
+    """
+    return (line.startswith(f"a={_CANDIDATE}") and ".local " in line) or line.strip() == END_OF_CANDIDATES
