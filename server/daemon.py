@@ -197,6 +197,7 @@ def _http_server(config: ServeConfig, app: ASGIApp) -> HttpServer:
         ws_ping_interval=None,
         lifespan="off",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
