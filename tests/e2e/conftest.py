@@ -17,6 +17,10 @@ models:
     device: cpu
     max_sessions: 4
     options: {width: 320, height: 192, fps: 24, chunk_frames: 4}
+  - name: broken
+    family: synthetic
+    device: cpu
+    options: {width: 192, height: 128, fps: 30, fail_at_chunk: 20}
 sessions: {detach_timeout_s: 5, drain_timeout_s: 5}
 log: {level: info}
 """

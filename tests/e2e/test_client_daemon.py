@@ -52,7 +52,7 @@ async def numbers_of(session: Session) -> list[int]:
 
 
 async def test_models_are_described(client: Client) -> None:
-    numbers, chunks = await client.models()
+    numbers, chunks, _ = await client.models()
     assert (numbers.name, numbers.state, numbers.width, numbers.height, numbers.fps) == ("numbers", "ready", 192, 128, 30)
     assert chunks.raw["chunk_frames"] == 4 and "KeyW" in numbers.controls and numbers.takes_prompt
 
@@ -307,6 +307,17 @@ async def test_a_second_controller_is_refused_and_the_first_goes_on(daemon: Runn
                             await socket.recv()
                 assert closed.value.rcvd is not None and closed.value.rcvd.code == 4409
         assert seen == list(range(1, 41)) and session.num_connections == 1
+
+
+async def test_a_session_that_fails_delivers_what_it_had(client: Client) -> None:
+    seen = []
+    async with await client.create_session("broken") as session:
+        with pytest.raises(StreamFailedError) as failed:
+            async for frame in session.frames():
+                seen.append(barcode_of(frame).number)
+        assert seen == list(range(1, 21)) and failed.value.last_seq == 20
+        assert session.outcome is not None and (session.outcome.state, session.outcome.delivered) == ("failed", True)
+    assert (await client.session(session.id)).reason == failed.value.code
 
 
 async def test_leaving_early_ends_the_session_on_the_server(client: Client) -> None:

@@ -206,6 +206,18 @@ models:
         assert KEY not in given.page.url and given.complaints == []
 
 
+def test_a_session_that_fails_says_so_and_another_can_be_started(watched: WatchedPage, daemon: RunningDaemon) -> None:
+    watched.open(daemon.url)
+    watched.page.get_by_role("combobox", name="World").select_option("broken")
+    watched.page.get_by_role("button", name="Start").click()
+    expect(watched.page.get_by_role("alert")).to_contain_text("after frame 20", timeout=DEADLINE_MS)
+    expect(watched.page.locator("#verdict")).to_have_text("Delivered: all 20 frames arrived, confirmed by the daemon.")
+    watched.start("numbers")
+    watched.await_number("shown", 3)
+    expect(watched.page.get_by_role("alert")).to_be_hidden()
+    assert "Delivered" in watched.stop()
+
+
 def test_a_daemon_that_is_gone_is_told_in_words(watched: WatchedPage, proxy: CuttableProxy) -> None:
     watched.open(proxy.url)
     expect(watched.page.get_by_role("button", name="Start")).to_be_enabled()

@@ -54,7 +54,8 @@ describe("words", () => {
   test("say what to do", () => {
     const full = new ApiError("queue_full", "Every place is taken.", true, 429, null, 7);
     assert.equal(explain(full), "Every place is taken. Try again in 7 s.");
-    assert.equal(explain({ code: "worker_lost", message: "Lost.", retryable: true }), "Lost. Press Start to try again.");
+    const lost = explain({ code: "worker_lost", message: "It ended.", retryable: true });
+    assert.equal(lost, "The model's workers were lost; they come back by themselves. It ended. Press Start to try again.");
     assert.equal(explain({ code: "internal", message: "Broken.", retryable: false }), "Broken.");
   });
 

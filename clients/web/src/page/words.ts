@@ -13,6 +13,16 @@ const ADVICE: Readonly<Record<string, string>> = {
   decode_failed: "Reload the page; if it stays, try another browser.",
 };
 
+/** Why a session ended, for codes that come without words. */
+const REASONS: Readonly<Record<string, string>> = {
+  family_failed: "The model failed; the daemon's log says how.",
+  worker_lost: "The model's workers were lost; they come back by themselves.",
+  encoder_lost: "The encoder was lost; it comes back by itself.",
+  server_stopping: "The daemon stops.",
+  max_duration: "The session reached the longest time the daemon allows.",
+  queue_timeout: "No place became free in time.",
+};
+
 const ACCESS_CODES = new Set(["key_missing", "key_invalid"]);
 
 export function needsKey(error: unknown): boolean {
@@ -24,7 +34,7 @@ export function explain(error: ErrorReport): string {
   const waitS = error instanceof ApiError ? error.retryAfterSeconds : null;
   const again = waitS === null ? "Press Start to try again." : `Try again in ${waitS} s.`;
   const advice = ADVICE[error.code] ?? (error.retryable ? again : "");
-  return `${error.message} ${advice}`.trim();
+  return [REASONS[error.code], error.message, advice].filter(Boolean).join(" ");
 }
 
 export interface Verdict {

@@ -11,6 +11,15 @@ const ADVICE = {
     model_unavailable: "The daemon's log says why the model did not load.",
     decode_failed: "Reload the page; if it stays, try another browser.",
 };
+/** Why a session ended, for codes that come without words. */
+const REASONS = {
+    family_failed: "The model failed; the daemon's log says how.",
+    worker_lost: "The model's workers were lost; they come back by themselves.",
+    encoder_lost: "The encoder was lost; it comes back by itself.",
+    server_stopping: "The daemon stops.",
+    max_duration: "The session reached the longest time the daemon allows.",
+    queue_timeout: "No place became free in time.",
+};
 const ACCESS_CODES = new Set(["key_missing", "key_invalid"]);
 export function needsKey(error) {
     return error instanceof ApiError && ACCESS_CODES.has(error.code);
@@ -20,7 +29,7 @@ export function explain(error) {
     const waitS = error instanceof ApiError ? error.retryAfterSeconds : null;
     const again = waitS === null ? "Press Start to try again." : `Try again in ${waitS} s.`;
     const advice = ADVICE[error.code] ?? (error.retryable ? again : "");
-    return `${error.message} ${advice}`.trim();
+    return [REASONS[error.code], error.message, advice].filter(Boolean).join(" ");
 }
 export function judge(outcome) {
     const shown = outcome.decodedCount;
