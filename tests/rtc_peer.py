@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import av
+from aioice import Connection
 from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCRtpReceiver, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from aiortc.rtcicetransport import RTCIceTransport
@@ -155,3 +157,31 @@ async def connected(
         yield peer
     finally:
         await peer.close()
+
+
+class BadNetwork:
+    """What a peer receives, through a network that loses and delays: each datagram with ``loss``, all while it is ``down``."""
+
+    def __init__(self, peer: RtcPeer, *, loss: float, delay_s: float, seed: int) -> None:
+        self.is_down = False
+        self.num_lost = 0
+        self._loss = loss
+        self._delay_s = delay_s
+        self._random = random.Random(seed)
+        transports = {id(t.transport.transport): t.transport.transport for t in peer.connection.getReceivers()}
+        for transport in transports.values():
+            self._stand_before(transport._connection)
+
+    def _stand_before(self, agent: Connection) -> None:
+        deliver = agent.data_received
+        loop = asyncio.get_running_loop()
+
+        def received(data: bytes, component: int) -> None:
+            if self.is_down or self._random.random() < self._loss:
+                self.num_lost += 1
+            elif self._delay_s:
+                loop.call_later(self._delay_s, deliver, data, component)
+            else:
+                deliver(data, component)
+
+        agent.data_received = received  # type: ignore[method-assign]

@@ -1,0 +1,188 @@
+"""Live sessions of the real daemon: over a track, through a bad network, and to clients that stand still."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from websockets.typing import Subprotocol
+
+from tests.e2e.live_daemon import CONFIG, OPERATOR, barcode_of, bearer, create, delete, look
+from tests.e2e.running_daemon import RunningDaemon, running_daemon
+from tests.rtc_peer import BadNetwork, RtcPeer, connected
+from tests.served import read_frame
+
+FPS = 16
+KEY_INTERVAL = 2 * FPS
+STALL_FRAMES = 5 * FPS
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    with running_daemon(tmp_path_factory.mktemp("live"), CONFIG) as running:
+        yield running
+
+
+@pytest.fixture
+def session(daemon: RunningDaemon) -> Iterator[dict[str, Any]]:
+    created = create(daemon, delivery="live")
+    yield created
+    delete(daemon, created)
+
+
+@contextlib.asynccontextmanager
+async def played(daemon: RunningDaemon, session: dict[str, Any]) -> AsyncIterator[RtcPeer]:
+    """The controller, with a track."""
+
+    async def exchange(offer: str) -> str:
+        async with httpx.AsyncClient(base_url=daemon.url, trust_env=False) as http:
+            body = {"type": "offer", "sdp": offer}
+            answer = await http.post(f"/v1/sessions/{session['id']}/webrtc", json=body, headers=bearer(session))
+            assert answer.status_code == 201, answer.text
+            return str(answer.json()["sdp"])
+
+    async with connected(exchange, with_video=True) as peer:
+        await peer.greet()
+        yield peer
+
+
+async def until_generated(daemon: RunningDaemon, session: dict[str, Any], seq: int) -> None:
+    await until_told(daemon, session, lambda told: told.get("generated_seq", 0) >= seq)
+
+
+async def until_state(daemon: RunningDaemon, session: dict[str, Any], state: str) -> None:
+    await until_told(daemon, session, lambda told: told.get("state") == state)
+
+
+async def until_told(daemon: RunningDaemon, session: dict[str, Any], condition: Callable[[dict[str, Any]], bool]) -> None:
+    """Follows the session's own events."""
+    path = f"/v1/sessions/{session['id']}/events"
+    async with (
+        httpx.AsyncClient(base_url=daemon.url, trust_env=False, timeout=30) as http,
+        http.stream("GET", path, headers=OPERATOR) as events,
+    ):
+        async for line in events.aiter_lines():
+            if line.startswith("data: ") and condition(json.loads(line.removeprefix("data: "))):
+                return
+
+
+async def test_every_picture_arrives_on_a_good_network(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+    async with played(daemon, session) as peer:
+        numbers = [barcode_of(await peer.picture()).number for _ in range(48)]
+    assert numbers == list(range(numbers[0], numbers[0] + 48))
+
+
+async def test_a_lost_picture_brings_a_key_frame(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+    async with played(daemon, session) as peer:
+        first = await peer.picture()
+        assert first.key_frame
+        for _ in range(9):
+            await peer.picture()
+        (receiver,) = [known for known in peer.connection.getReceivers() if known.track.kind == "video"]
+        (source,) = receiver._RTCRtpReceiver__active_ssrc  # type: ignore[attr-defined]
+        await receiver._send_rtcp_pli(source)
+        seen = 10
+        while not (await peer.picture()).key_frame:
+            seen += 1
+        assert seen < KEY_INTERVAL - 2, "sooner than by itself"
+
+
+async def test_a_flood_of_requests_makes_no_flood_of_key_frames(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+    async with played(daemon, session) as peer:
+        await peer.picture()
+        (receiver,) = [known for known in peer.connection.getReceivers() if known.track.kind == "video"]
+        (source,) = receiver._RTCRtpReceiver__active_ssrc  # type: ignore[attr-defined]
+        keys = 0
+        for _ in range(3 * FPS):
+            for _ in range(10):
+                await receiver._send_rtcp_pli(source)
+            keys += (await peer.picture()).key_frame
+        assert 3 <= keys <= 7, "about two a second"
+
+
+async def test_a_bad_network_costs_few_pictures_and_no_time(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+    """2 % of the datagrams lost, 20 ms one way."""
+    async with played(daemon, session) as peer:
+        await peer.picture()
+        network = BadNetwork(peer, loss=0.02, delay_s=0.02, seed=3)
+        numbers = [barcode_of(await peer.picture()).number]
+        while numbers[-1] - numbers[0] < 20 * FPS:
+            numbers.append(barcode_of(await peer.picture()).number)
+        newest = look(daemon, session)["generated_seq"]
+        assert network.num_lost > 20
+        assert numbers == sorted(set(numbers)), "in order, none twice"
+        assert len(numbers) >= 0.95 * (numbers[-1] - numbers[0] + 1)
+        assert newest - numbers[-1] <= FPS, "the newest picture is not older than a second"
+
+
+async def test_after_a_dead_network_the_picture_is_live_again(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+    async with played(daemon, session) as peer:
+        network = BadNetwork(peer, loss=0, delay_s=0, seed=1)
+        stalled_at = barcode_of(await peer.picture()).number
+        network.is_down = True
+        await until_generated(daemon, session, stalled_at + STALL_FRAMES)
+        while not peer.pictures.empty():
+            peer.pictures.get_nowait()
+        network.is_down = False
+        back_at = look(daemon, session)["generated_seq"]
+        # This peer's decoder shows what it makes of the first packets; a browser waits for the key frame.
+        while not (picture := await peer.picture()).key_frame:
+            pass
+        number = barcode_of(picture).number
+        assert back_at - FPS // 2 <= number <= back_at + FPS, "within a second, and not what was missed"
+
+
+async def test_a_websocket_that_stood_still_gets_what_is_new(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+    address = daemon.url.replace("http", "ws", 1) + session["stream_path"]
+    protocols = [Subprotocol("ithaka.v1"), Subprotocol(f"ithaka.token.{session['token']}")]
+    async with websockets.connect(address, subprotocols=protocols, compression=None, proxy=None) as socket:
+
+        async def next_seq() -> int:
+            while True:
+                message = await socket.recv()
+                if isinstance(message, bytes):
+                    return read_frame(message).seq
+
+        hello = json.loads(await socket.recv())
+        await socket.send(json.dumps({"type": "resume", "stream": hello["stream"], "next_seq": 1}))
+        assert await next_seq() == 1
+        await until_generated(daemon, session, STALL_FRAMES)
+        in_flight = [await next_seq() for _ in range(7)]
+        assert in_flight == list(range(2, 9)), "half a second, and nothing else waits in the sockets"
+        resumed_at = look(daemon, session)["generated_seq"]
+        await socket.send(json.dumps({"type": "ack", "received_through": 8, "decoded_through": 8}))
+        seq = await next_seq()
+        assert resumed_at - FPS // 2 <= seq <= resumed_at + FPS
+        assert look(daemon, session)["dropped_frames"] == 0, "a slow client is no reason to drop before the encoder"
+
+
+async def test_a_viewer_sees_a_picture_within_half_a_second_of_frames(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+    async def exchange(offer: str) -> str:
+        path = f"/v1/sessions/{session['id']}"
+        async with httpx.AsyncClient(base_url=daemon.url, trust_env=False) as http:
+            token = (await http.post(f"{path}/token", json={"role": "viewer"}, headers=OPERATOR)).json()["token"]
+            body, headers = {"type": "offer", "sdp": offer}, {"Authorization": f"Bearer {token}"}
+            return str((await http.post(f"{path}/webrtc", json=body, headers=headers)).json()["sdp"])
+
+    async with played(daemon, session) as peer:
+        for _ in range(12):
+            await peer.picture()
+        before = look(daemon, session)["generated_seq"]
+        async with connected(exchange, with_video=True) as viewer:
+            assert (await viewer.expect("hello"))["role"] == "viewer"
+            attached = look(daemon, session)["generated_seq"]
+            picture = await viewer.picture()
+            assert picture.key_frame and before <= barcode_of(picture).number <= attached + FPS // 2
+
+
+async def test_a_killed_client_leaves_the_session_resumable(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+    async with played(daemon, session) as peer:
+        await peer.picture()
+    await until_state(daemon, session, "detached")
+    async with played(daemon, session) as peer:
+        assert (await peer.picture()).key_frame
