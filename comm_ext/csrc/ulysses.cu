@@ -41,21 +41,31 @@ class OnDevice {
 
 constexpr int kRound = 4;
 
+static_assert(UL_THREADS >= UL_MAX_RANKS, "a block has a thread for each rank");
+
+template <typename Argument>
+cudaError_t launch(void (*kernel)(Argument), uint32_t blocks, uint32_t threads, cudaStream_t stream, const Argument& argument) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, argument);
+}
+
 template <typename Unit>
-void launch_send(const UlCall& call, cudaStream_t stream) {
-  ulysses::send_kernel<Unit, kRound><<<call.remote_blocks + call.local_blocks, UL_THREADS, 0, stream>>>(call);
+cudaError_t launch_send(const UlCall& call, cudaStream_t stream) {
+  return launch(ulysses::send_kernel<Unit, kRound>, call.remote_blocks + call.local_blocks, UL_THREADS, stream, call);
 }
 
 cudaError_t launch_send(const UlCall& call, uint32_t unit_bytes, cudaStream_t stream) {
   switch (unit_bytes) {
-    case 16: launch_send<uint4>(call, stream); break;
-    case 8: launch_send<uint2>(call, stream); break;
-    case 4: launch_send<uint32_t>(call, stream); break;
-    case 2: launch_send<uint16_t>(call, stream); break;
-    case 1: launch_send<uint8_t>(call, stream); break;
+    case 16: return launch_send<uint4>(call, stream);
+    case 8: return launch_send<uint2>(call, stream);
+    case 4: return launch_send<uint32_t>(call, stream);
+    case 2: return launch_send<uint16_t>(call, stream);
+    case 1: return launch_send<uint8_t>(call, stream);
     default: return cudaErrorInvalidValue;
   }
-  return cudaGetLastError();
 }
 
 // The call with addresses: sources in the caller's tensors, targets in the slot.
@@ -102,8 +112,7 @@ UlWait wait_of(const UlCall& call) {
 UlWaitSite site_of(const UlCall& call) { return {call.region, call.signature, call.expected_words}; }
 
 cudaError_t launch_finish(const UlWait& wait, uint32_t blocks, cudaStream_t stream) {
-  ulysses::finish_kernel<<<blocks, UL_THREADS, 0, stream>>>(wait);
-  return cudaGetLastError();
+  return launch(ulysses::finish_kernel, blocks, UL_THREADS, stream, wait);
 }
 
 // Kernels see for themselves whether their slot is free; copies can't.
@@ -150,13 +159,25 @@ int ul_device_facts(int device, int* multiprocessors, int* major, int* minor, ch
   return 0;
 }
 
-// Whether this build has machine code for the device: cudaErrorNoKernelImageForDevice if not.
-int ul_can_run(int device) {
+// Load all kernels now: a kernel that is loaded at its first launch may wait for the device, and so for a kernel that waits for
+// a peer. cudaErrorNoKernelImageForDevice: this build has no machine code for the device.
+int ul_load_kernels(int device) {
   OnDevice guard(device);
   UL_TRY(guard.status());
-  cudaFuncAttributes attributes;
-  const void* kernel = reinterpret_cast<const void*>(ulysses::send_kernel<uint4, kRound>);
-  return (int)cudaFuncGetAttributes(&attributes, kernel);
+  const void* kernels[] = {
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint4, kRound>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint2, kRound>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint32_t, kRound>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint16_t, kRound>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint8_t, kRound>),
+      reinterpret_cast<const void*>(ulysses::finish_kernel),
+      reinterpret_cast<const void*>(ulysses::open_kernel),
+  };
+  for (const void* kernel : kernels) {
+    cudaFuncAttributes attributes;
+    UL_TRY(cudaFuncGetAttributes(&attributes, kernel));
+  }
+  return 0;
 }
 
 // Device memory, with its first `zeroed_bytes` cleared.
@@ -278,21 +299,18 @@ int ul_synchronize(int device) {
 
 // Send and wait: after it in stream order the slot holds the result.
 //
-// `out` (0 bytes: none) receives a copy of the slot.
-int ul_exchange(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, const uint64_t* sources, uint64_t out,
-                uint64_t out_bytes, cudaStream_t stream) {
+// `targets` (null: none) are contiguous, aligned to 16 bytes, and receive copies of the results.
+int ul_exchange(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, const uint64_t* sources, const uint64_t* targets,
+                cudaStream_t stream) {
   OnDevice guard((int)plan->device);
   UL_TRY(guard.status());
   int opens = 0;
   UL_TRY(take_turn(turn, *plan, stream, &opens));
   UlCall call = bind(*plan, slot, sources);
   const bool by_kernel = plan->copies == 0;
-  call.waits = by_kernel && out_bytes == 0;
+  call.waits = by_kernel && targets == nullptr;
   if (!by_kernel) {
-    if (opens) {
-      ulysses::open_kernel<<<1, 32, 0, stream>>>(call);
-      UL_TRY(cudaGetLastError());
-    }
+    if (opens) UL_TRY(launch(ulysses::open_kernel, 1, 32, stream, call));
     UL_TRY(cudaEventRecord(lane->begun, stream));
     UL_TRY(cudaStreamWaitEvent(lane->stream, lane->begun, 0));
     UL_TRY(issue_copies(*plan, slot, sources, lane->stream));
@@ -306,10 +324,15 @@ int ul_exchange(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, c
   wait.sites = 1;
   wait.announces = !by_kernel;
   wait.awaits = 1;
-  wait.copy_source = call.arena[call.rank] + plan->window + slot * plan->slot_bytes;
-  wait.copy_target = out;
-  wait.copy_bytes = out_bytes;
-  const uint64_t blocks = (out_bytes + kCopyBytesPerBlock - 1) / kCopyBytesPerBlock;
+  uint64_t bytes = 0;
+  for (uint32_t index = 0; targets != nullptr && index < call.tensors; ++index) {
+    wait.copy_source[index] = call.arena[call.rank] + plan->window + slot * plan->slot_bytes + plan->result_offset[index];
+    wait.copy_target[index] = targets[index];
+    wait.copy_bytes[index] = plan->result_bytes[index];
+    bytes += plan->result_bytes[index];
+    ++wait.copies;
+  }
+  const uint64_t blocks = (bytes + kCopyBytesPerBlock - 1) / kCopyBytesPerBlock;
   return (int)launch_finish(wait, (uint32_t)(blocks < 1 ? 1 : blocks > kCopyBlocks ? kCopyBlocks : blocks), stream);
 }
 
@@ -322,10 +345,7 @@ int ul_send(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, const
   UlCall call = bind(*plan, slot, sources);
   call.waits = 0;
   if (plan->copies == 0) return (int)launch_send(call, plan->unit_bytes, stream);
-  if (opens) {
-    ulysses::open_kernel<<<1, 32, 0, stream>>>(call);
-    UL_TRY(cudaGetLastError());
-  }
+  if (opens) UL_TRY(launch(ulysses::open_kernel, 1, 32, stream, call));
   UL_TRY(cudaEventRecord(lane->begun, stream));
   UL_TRY(cudaStreamWaitEvent(lane->stream, lane->begun, 0));
   UL_TRY(issue_copies(*plan, slot, sources, lane->stream));

@@ -10,7 +10,9 @@
 #define UL_MAX_SLOTS 3
 #define UL_MAX_BLOCKS 384     // blocks of one launch, and arrival words per source
 #define UL_MAX_WAIT_SITES 16  // call sites that one wait covers
+#ifndef UL_THREADS
 #define UL_THREADS 512
+#endif
 
 // Rows of one tensor for one rank. Unit number u of the piece lies in row u / row_units; row r is number r % inner_rows
 // of group r / inner_rows. Divisions are a multiplication and a shift: q = (n * magic) >> shift, exact for n < 2^31.
@@ -45,11 +47,12 @@ typedef struct UlWait {
   uint64_t arena[UL_MAX_RANKS];
   uint64_t timeout_ns;
   uint64_t host_words;
-  uint64_t copy_source, copy_target, copy_bytes;  // copied by all blocks once everything arrived; 0 bytes: nothing
+  uint64_t copy_source[UL_MAX_TENSORS], copy_target[UL_MAX_TENSORS];
+  uint64_t copy_bytes[UL_MAX_TENSORS];  // copied by all blocks once everything arrived
   uint32_t rank, ranks, sites;
   uint32_t announces;  // whether to write the last arrival word of site 0 first: the copy engine's share is complete
   uint32_t awaits;     // whether to wait
-  uint32_t pad;
+  uint32_t copies;     // results to copy out
 } UlWait;
 
 // The first bytes of an arena.
@@ -96,6 +99,7 @@ typedef struct UlPlan {
   UlCopy copy[UL_MAX_COPIES];
   uint64_t window;               // bytes from an arena's start to slot 0
   uint64_t slot_bytes;
+  uint64_t result_offset[UL_MAX_TENSORS], result_bytes[UL_MAX_TENSORS];  // in the slot
   uint32_t copies, unit_bytes, device, pad;
 } UlPlan;
 

@@ -5,20 +5,6 @@
 
 namespace ulysses {
 
-// 16 bytes through the read-only path, not kept in L1: each byte is read once.
-__device__ __forceinline__ uint4 load_once(const uint4* from) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(from));
-  return value;
-}
-
-template <typename Unit>
-__device__ __forceinline__ Unit load_once(const Unit* from) {
-  return __ldg(from);
-}
-
 // Copy a piece: thread `first` of `threads`. All loads of a round are in flight before its first store; `may_store` is asked
 // between them, so that an opening barrier overlaps with the first loads.
 template <typename Unit, int kRound, typename Gate>
@@ -128,6 +114,25 @@ __device__ __forceinline__ uint32_t current_use(const Group& group, uint64_t reg
   return group.region_of(group.rank, region)->state[0].uses;
 }
 
+// All blocks copy contiguous bytes, both sides aligned to a unit. Ordinary loads: peers wrote the source during this grid.
+__device__ __forceinline__ void copy_out(uint8_t* target, const uint8_t* source, uint64_t bytes) {
+  const uint4* from = reinterpret_cast<const uint4*>(source);
+  uint4* to = reinterpret_cast<uint4*>(target);
+  const uint64_t units = bytes / sizeof(uint4);
+  const uint64_t stride = (uint64_t)gridDim.x * UL_THREADS;
+  for (uint64_t unit = (uint64_t)blockIdx.x * UL_THREADS + threadIdx.x; unit < units; unit += 4 * stride) {
+    uint4 value[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (unit + i * stride < units) value[i] = from[unit + i * stride];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (unit + i * stride < units) to[unit + i * stride] = value[i];
+  }
+  const uint64_t rest = units * sizeof(uint4) + threadIdx.x;
+  if (blockIdx.x == 0 && rest < bytes) target[rest] = source[rest];
+}
+
 // Announce the copy engine's share (its copies are complete: stream order), wait for all sites, copy out if asked.
 // Every block waits by itself, so blocks need not meet.
 __global__ void __launch_bounds__(UL_THREADS) finish_kernel(const __grid_constant__ UlWait wait) {
@@ -146,25 +151,10 @@ __global__ void __launch_bounds__(UL_THREADS) finish_kernel(const __grid_constan
     const UlWaitSite site = wait.site[index];
     complete = await_all(group, site.region, current_use(group, site.region), site.signature, site.expected_words);
   }
-  if (wait.copy_bytes == 0) return;
-  if (__syncthreads_or(!complete)) return;
-  const uint4* source = reinterpret_cast<const uint4*>(wait.copy_source);
-  uint4* target = reinterpret_cast<uint4*>(wait.copy_target);
-  const uint64_t units = wait.copy_bytes / sizeof(uint4);
-  const uint64_t stride = (uint64_t)gridDim.x * UL_THREADS;
-  for (uint64_t unit = (uint64_t)blockIdx.x * UL_THREADS + threadIdx.x; unit < units; unit += 4 * stride) {
-    uint4 value[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (unit + i * stride < units) value[i] = source[unit + i * stride];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (unit + i * stride < units) target[unit + i * stride] = value[i];
-  }
-  if (blockIdx.x == 0 && threadIdx.x < wait.copy_bytes % sizeof(uint4)) {
-    const uint64_t byte = units * sizeof(uint4) + threadIdx.x;
-    reinterpret_cast<uint8_t*>(wait.copy_target)[byte] = reinterpret_cast<const uint8_t*>(wait.copy_source)[byte];
-  }
+  if (wait.copies == 0 || __syncthreads_or(!complete)) return;
+  for (uint32_t index = 0; index < wait.copies; ++index)
+    copy_out(reinterpret_cast<uint8_t*>(wait.copy_target[index]), reinterpret_cast<const uint8_t*>(wait.copy_source[index]),
+             wait.copy_bytes[index]);
 }
 
 // Before copies by the copy engine: the slot must be free. One block; the send kernel of the same use follows.

@@ -19,35 +19,12 @@
 #pragma once
 #include "ulysses_abi.h"
 
+#ifndef UL_INTRINSICS  // a test runs these kernels on the CPU, with words and fences of its own
+#define UL_INTRINSICS "ulysses_intrinsics.cuh"
+#endif
+#include UL_INTRINSICS
+
 namespace ulysses {
-
-__device__ __forceinline__ uint64_t load_acquire(const uint64_t* word) {
-  uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* word) {
-  uint64_t value;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ void store_relaxed(uint64_t* word, uint64_t value) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
-}
-
-__device__ __forceinline__ void store_release(uint64_t* word, uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
-}
-
-__device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" : : : "memory"); }
-
-__device__ __forceinline__ uint64_t now_ns() {
-  uint64_t value;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value) : : "memory");
-  return value;
-}
 
 __device__ __forceinline__ uint64_t arrival_word(uint32_t use, uint32_t signature) {
   return ((uint64_t)signature << 32) | use;

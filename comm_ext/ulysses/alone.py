@@ -45,6 +45,13 @@ class Alone:
             return received
         return [out.copy_(tensor) for out, tensor in zip(outs, received, strict=True)]
 
+    def exchange(
+        self, site: AloneSite, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None
+    ) -> Sequence[torch.Tensor]:
+        """See Exchange."""
+        self.send(site, tensors)
+        return self.receive((site,), outs)
+
     def describe(self) -> dict[str, Any]:
         """See Exchange."""
         return {"calls": self._calls}

@@ -62,8 +62,14 @@ class Exchange(Protocol[SiteT]):
         """Write to the peers and announce it. Raises UlyssesInputError (LEASE_OVERRUN) before anything is written."""
         ...
 
-    def receive(self, sites: Sequence[SiteT], outs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+    def receive(self, sites: Sequence[SiteT], outs: Sequence[torch.Tensor] | None) -> Sequence[torch.Tensor]:
         """One wait for all that the sites await; the tensors in order, in ``outs`` if given. Raises UlyssesPeerError."""
+        ...
+
+    def exchange(
+        self, site: SiteT, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None
+    ) -> Sequence[torch.Tensor]:
+        """``send`` and ``receive`` of one site, which a device can do in one."""
         ...
 
     def describe(self) -> dict[str, Any]:

@@ -22,6 +22,8 @@ import torch
 
 from ithaka.comm_ext.ulysses.alone import Alone
 from ithaka.comm_ext.ulysses.backend import CallSite, Exchange, Membership
+from ithaka.comm_ext.ulysses.cuda_calibration import Calibration
+from ithaka.comm_ext.ulysses.cuda_member import join_devices
 from ithaka.comm_ext.ulysses.errors import (
     UlyssesClosedError,
     UlyssesError,
@@ -46,7 +48,9 @@ class UlyssesCommunicator:
     Attributes:
         rank: index of this rank.
         num_ranks: ranks in the group.
-        backend: what carries the bytes: ``"host"``, or ``"passthrough"`` in a group of one.
+        backend: what carries the bytes: ``"host"``; ``"auto"``, ``"sm"`` or ``"copy_engine"`` between GPUs; or
+            ``"passthrough"`` in a group of one.
+        device: where the tensors live.
         fallback_reason: why ``auto`` did not take a faster backend; None if nothing was given up.
         turn, announced, handle: for ops.py: what keeps compiled exchanges in order, the outputs of those sent, and the
             number by which a compiled graph finds this communicator.
@@ -58,6 +62,8 @@ class UlyssesCommunicator:
         *,
         max_bytes: int,
         backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        calibration: Calibration | None = None,
         timeout_s: float = 3.0,
         join_timeout_s: float = 60.0,
     ) -> None:
@@ -70,7 +76,10 @@ class UlyssesCommunicator:
                 the bytes of its result (of the largest rank, rounded up to a power of two), shared with the other untagged
                 calls; each tagged kind of call needs three times the bytes of its results. Host pages are taken when
                 touched, so be generous.
-            backend: ``"auto"`` takes the fastest that all ranks can use.
+            backend: between GPUs ``"sm"`` (a kernel stores to the peers), ``"copy_engine"`` (their memory is written by
+                copies), or ``"auto"``, whichever the calibration found faster for a call's size.
+            device: where the tensors live; one CUDA device a rank. None is the CPU.
+            calibration: how calls of which size are made between GPUs, equal on all ranks; None is the packaged table.
             timeout_s: longest wait for a peer within a call.
             join_timeout_s: longest wait here, while other ranks may still be loading.
 
@@ -81,8 +90,10 @@ class UlyssesCommunicator:
         self.rank = self._group.rank
         self.num_ranks = self._group.num_ranks
         self._timeout_s = timeout_s
-        self.backend, self.fallback_reason = "passthrough", None if backend != "auto" else NO_DEVICE_ENGINE
-        refusal = refusal_of(max_bytes, backend, timeout_s, join_timeout_s)
+        self.device = torch.device("cpu") if device is None else torch.device(device)
+        on_host = self.device.type != "cuda"
+        self.backend, self.fallback_reason = "passthrough", NO_DEVICE_ENGINE if backend == "auto" and on_host else None
+        refusal = refusal_of(max_bytes, backend, self.device, timeout_s, join_timeout_s)
         self._membership: Membership
         self._exchange: Exchange[Any]
         if self.num_ranks == 1:
@@ -90,15 +101,20 @@ class UlyssesCommunicator:
                 raise refusal
             self._membership = self._exchange = Alone()
         else:
-            self.backend = "host"
+            self.backend = "host" if on_host else backend
             rendezvous = Rendezvous(self._group, timeout_s=timeout_s)
+            facts = {"max_bytes": max_bytes, "backend": self.backend}
             try:
-                rendezvous.join({"max_bytes": max_bytes, "backend": self.backend}, refusal=refusal, timeout_s=join_timeout_s)
-                self._exchange = HostExchange(self._group, rendezvous, max_bytes=max_bytes)
+                if on_host or refusal is not None:
+                    rendezvous.join(facts, refusal=refusal, timeout_s=join_timeout_s)
+                    self._membership, self._exchange = rendezvous, HostExchange(self._group, rendezvous, max_bytes=max_bytes)
+                else:
+                    self._membership, self._exchange = join_devices(
+                        self._group, rendezvous, facts, self.device, calibration, timeout_s, join_timeout_s
+                    )
             except BaseException:
                 rendezvous.release()
                 raise
-            self._membership = rendezvous
         self._sites: dict[tuple[Any, ...], CallSite] = {}
         self._pending: dict[str, CallSite] = {}
         self.turn = torch.zeros(1, dtype=torch.int64)
@@ -178,7 +194,8 @@ class UlyssesCommunicator:
         if torch.compiler.is_compiling():
             traced_send(self, x, tag, seq_splits, head_splits)
             return
-        with self._call():
+        self._ensure_usable()
+        try:
             self._refuse_pending(tag)
             if len(self._pending) >= MAX_UNSETTLED:
                 raise UlyssesInputError(
@@ -187,23 +204,30 @@ class UlyssesCommunicator:
             site = self._site(Direction.SCATTER, (x,), tag, seq_splits, head_splits)
             self._exchange.send(site, (x,))
             self._pending[tag] = site
+        except BaseException as error:
+            self._tell_peers(error)
+            raise
 
     def wait(self, tags: str | Sequence[str]) -> tuple[torch.Tensor, ...]:
         """One wait for all of ``tags``; their results [B, S, H/P, D] in that order, as leases."""
         names = (tags,) if isinstance(tags, str) else tuple(tags)
         if torch.compiler.is_compiling():
             return traced_wait(self, names)
-        with self._call():
+        self._ensure_usable()
+        try:
             if not names or len(set(names)) != len(names) or not all(name in self._pending for name in names):
                 raise UlyssesInputError(
                     UlyssesErrorCode.BAD_TAG, f"wait wants distinct tags under way, got {names}, has {(*self._pending,)}"
                 )
             sites = [self._pending.pop(name) for name in names]
             return tuple(self._exchange.receive(sites, None))
+        except BaseException as error:
+            self._tell_peers(error)
+            raise
 
     def input_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory that an exchange reads without staging. Ordinary memory on the host, where any tensor is such."""
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def allocate_output(
         self,
@@ -216,7 +240,7 @@ class UlyssesCommunicator:
     ) -> torch.Tensor:
         """Memory fit for ``out`` of a call on an input of ``shape``. Ordinary memory on the host: one copy from the window."""
         plan = self._plan(direction, shape, dtype, seq_splits, head_splits)
-        return torch.empty(plan.output_shape, dtype=dtype)
+        return torch.empty(plan.output_shape, dtype=dtype, device=self.device)
 
     def check(self) -> None:
         """Raise if the group is broken, or a peer's process has ended. Never waits; meant for the end of a step."""
@@ -295,20 +319,29 @@ class UlyssesCommunicator:
         seq_splits: Splits,
         head_splits: Splits,
     ) -> Sequence[torch.Tensor]:
-        with self._call():
+        self._ensure_usable()
+        try:
             site = self._site(direction, tensors, tag, seq_splits, head_splits)
             self._refuse_pending(tag)
             if outs is not None:
                 for x, out, plan in zip(tensors, outs, site.plans, strict=True):
                     check_output(out, x, plan, may_alias=self.num_ranks == 1)
-            self._exchange.send(site, tensors)
-            return self._exchange.receive((site,), outs)
+            return self._exchange.exchange(site, tensors, outs)
+        except BaseException as error:
+            self._tell_peers(error)
+            raise
 
-    def _call(self) -> _Call:
+    def _ensure_usable(self) -> None:
         if self._closed:
             raise _closed_error()
         self._membership.ensure_sound()
-        return _Call(self._membership)
+
+    def _tell_peers(self, error: BaseException) -> None:
+        """An input error is a refusal, which is harmless if all ranks make it; anything unforeseen breaks the group."""
+        if isinstance(error, UlyssesInputError):
+            self._membership.refuse(str(error))
+        elif not isinstance(error, UlyssesError):
+            self._membership.abort(f"{type(error).__name__} inside a call: {error}")
 
     def _site(
         self,
@@ -321,7 +354,7 @@ class UlyssesCommunicator:
         seq_splits = None if seq_splits is None else tuple(seq_splits)
         head_splits = None if head_splits is None else tuple(head_splits)
         for tensor in tensors:
-            check_input(tensor)
+            check_input(tensor, self.device)
         key = (direction, tag, seq_splits, head_splits, *((tensor.shape, tensor.dtype) for tensor in tensors))
         site = self._sites.get(key)
         if site is None:
@@ -357,26 +390,6 @@ class UlyssesCommunicator:
     def _refuse_pending(self, tag: str | None) -> None:
         if tag in self._pending:
             raise UlyssesInputError(UlyssesErrorCode.BAD_TAG, f"tag {tag!r} is under way: wait for it first")
-
-
-class _Call:
-    """Frame of a call: an input error is told to the peers; anything unforeseen breaks the group at once."""
-
-    __slots__ = ("_membership",)
-
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if error is None:
-            return
-        if isinstance(error, UlyssesInputError):
-            self._membership.refuse(str(error))
-        elif not isinstance(error, UlyssesError):
-            self._membership.abort(f"{type(error).__name__} inside a call: {error}")
 
 
 def _closed_error() -> UlyssesClosedError:

@@ -1,7 +1,7 @@
 """The shared words that ranks of a group meet by: layout and access, no policy.
 
     page 0                 fault word, number of ranks, then the fault record (code, culprit, words)
-    one line per rank      posted count, state (absent, joined, closing)
+    one line per rank      posted count, state (absent, joined, closing), whether it sleeps
     one row per rank       the signatures of its last calls, a ring by call number
     two texts per rank     its card, written once when it joins; why it refused a call, last one
     ...                    windows follow at ``control_bytes``
@@ -50,6 +50,7 @@ class ControlBlock:
         rows = lines + num_ranks * LINE_BYTES // WORD_BYTES
         self.posted_word = tuple(lines + rank * LINE_BYTES // WORD_BYTES for rank in range(num_ranks))
         self.state_word = tuple(word + 1 for word in self.posted_word)
+        self.asleep_word = tuple(word + 2 for word in self.posted_word)
         self.signature_word = tuple(rows + rank * SIGNATURE_RING for rank in range(num_ranks))
         self._texts = (rows + num_ranks * SIGNATURE_RING) * WORD_BYTES
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ithaka.comm_ext.ulysses.cuda_library import HOST_WORDS_BYTES, REGION_BYTES, CudaCallError, CudaLibrary
@@ -58,7 +58,7 @@ class PeerArenas:
         self._library, self._device = library, device
         self._opened: list[int] = []
 
-    def open(self, own_rank: int, own: Arena, cards: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+    def open(self, own_rank: int, own: Arena, cards: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Map every peer's arena: by handle from another process, as it is from this one."""
         addresses = []
         for rank, card in enumerate(cards):

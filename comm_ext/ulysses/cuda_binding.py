@@ -72,9 +72,17 @@ def bind(
     call.remote_blocks, call.local_blocks = launch.remote_blocks, launch.local_blocks
     call.expiry = placement.num_slots - 1
     call.expected_words = launch.remote_blocks + (launch.copied > 0)
+    offset = 0
+    for index, plan in enumerate(plans):
+        struct.result_offset[index], struct.result_bytes[index] = offset, _result_bytes(plan)
+        offset += plan.slot_bytes
     struct.window, struct.slot_bytes = placement.window, placement.slot_bytes
     struct.copies, struct.unit_bytes, struct.device = num_copies, unit_bytes, seat.device
     return struct
+
+
+def _result_bytes(plan: ExchangePlan) -> int:
+    return math.prod(plan.output_shape) * plan.item_bytes
 
 
 def _rows(

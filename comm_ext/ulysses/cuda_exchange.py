@@ -19,7 +19,6 @@ import torch
 from ithaka.comm_ext.ulysses.cuda_arena import MAX_REGIONS, WINDOW_OFFSET, WORDS_BYTES, Arena
 from ithaka.comm_ext.ulysses.cuda_binding import Placement, Seat, bind
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch
-from ithaka.comm_ext.ulysses.cuda_faults import FaultBridge
 from ithaka.comm_ext.ulysses.cuda_library import MAX_TENSORS, REGION_BYTES, CudaLibrary, PlanStruct, TurnStruct
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
 from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, signature
@@ -82,6 +81,8 @@ class CudaSite:
     slots: tuple[Slot, ...]
     sources: ctypes.Array[ctypes.c_uint64]
     sources_address: int
+    targets: ctypes.Array[ctypes.c_uint64]
+    targets_address: int
     turn_address: int
     layouts: dict[tuple[Any, ...], BoundLayout | None] = field(default_factory=dict)
     current: int = 0
@@ -99,7 +100,6 @@ class CudaExchange:
         self,
         library: CudaLibrary,
         rendezvous: Rendezvous,
-        bridge: FaultBridge,
         seat: Seat,
         arena: Arena,
         *,
@@ -107,7 +107,7 @@ class CudaExchange:
         backend: str,
         calibration: Calibration,
     ) -> None:
-        self._library, self._rendezvous, self._bridge = library, rendezvous, bridge
+        self._library, self._rendezvous = library, rendezvous
         self._seat, self._arena, self._max_bytes = seat, arena, max_bytes
         self._backend, self._calibration = backend, calibration
         self._lane = library.create_lane(seat.device)
@@ -136,74 +136,72 @@ class CudaExchange:
             region.num_slots,
             agreed & 0xFFFFFFFF,
         )
-        sources = (ctypes.c_uint64 * MAX_TENSORS)()
+        sources, targets = (ctypes.c_uint64 * MAX_TENSORS)(), (ctypes.c_uint64 * MAX_TENSORS)()
         with torch.inference_mode(False):
             slots = tuple(self._make_slot(plans, placement, index) for index in range(region.num_slots))
         for slot in slots:
             slot.idle_references = slot.count_references()
-        turn = ctypes.addressof(region.turn)
-        return CudaSite(plans, tag, region, placement, launch, slots, sources, ctypes.addressof(sources), turn)
+        return CudaSite(
+            plans,
+            tag,
+            region,
+            placement,
+            launch,
+            slots,
+            sources,
+            ctypes.addressof(sources),
+            targets,
+            ctypes.addressof(targets),
+            ctypes.addressof(region.turn),
+        )
 
-    def exchange(self, site: CudaSite, tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> list[torch.Tensor]:
+    def exchange(
+        self, site: CudaSite, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None
+    ) -> Sequence[torch.Tensor]:
         """``send`` and ``receive`` of one site in one: a single kernel where the kernel does it all."""
-        stream = self._stream_of(self._seat.device)
         layout, tensors = self._begin(site, tensors)
-        copied: list[torch.Tensor] = []
-        target = target_bytes = 0
-        if out is not None and out.is_contiguous() and out.data_ptr() % _UNIT_BYTES == 0:
-            copied, target, target_bytes = [out], out.data_ptr(), out.numel() * out.element_size()
-        elif out is None and site.tag is None:
-            flat, copied = _fresh(site, self._device)
-            target, target_bytes = flat.data_ptr(), flat.numel()
+        if outs is None and site.tag is None:
+            outs = [torch.empty(result.shape, dtype=result.dtype, device=self._device) for result in site.slots[0].results]
+        copies = outs is not None and all(out.is_contiguous() and out.data_ptr() % _UNIT_BYTES == 0 for out in outs)
+        if copies and outs is not None:
+            for index, out in enumerate(outs):
+                site.targets[index] = out.data_ptr()
         status = self._library.exchange(
             layout.address,
             self._lane,
             site.turn_address,
             site.current,
             site.sources_address,
-            target,
-            target_bytes,
-            stream,
+            site.targets_address if copies else None,
+            self._stream_of(self._seat.device),
         )
         if status:
             self._library.check(status)
-        if copied:
-            return copied
-        results = site.slots[site.current].results
-        if out is not None:
-            return [out.copy_(results[0])]
-        return [result.view(result.shape) for result in results]
+        if copies and outs is not None:
+            return outs
+        return self._results((site,), outs)
 
     def send(self, site: CudaSite, tensors: Sequence[torch.Tensor]) -> None:
         """See Exchange. With the copy engine the inputs must not change before the wait; they are kept alive until then."""
-        stream = self._stream_of(self._seat.device)
         layout, tensors = self._begin(site, tensors)
+        stream = self._stream_of(self._seat.device)
         status = self._library.send(layout.address, self._lane, site.turn_address, site.current, site.sources_address, stream)
         if status:
             self._library.check(status)
         site.sent = layout
         site.kept = tuple(tensors) if layout.copies else ()
 
-    def receive(self, sites: Sequence[CudaSite], out: torch.Tensor | None) -> list[torch.Tensor]:
+    def receive(self, sites: Sequence[CudaSite], outs: Sequence[torch.Tensor] | None) -> Sequence[torch.Tensor]:
         """See Exchange: one kernel waits for all sites."""
-        self._bridge.ensure_sound()
         count = len(sites)
         plans, lanes = (ctypes.c_void_p * count)(), (ctypes.c_void_p * count)()
         for index, site in enumerate(sites):
             assert site.sent is not None
             plans[index], lanes[index] = site.sent.address, self._lane
         self._library.check(self._library.wait(plans, lanes, count, self._stream_of(self._seat.device)))
-        received: list[torch.Tensor] = []
         for site in sites:
             site.kept = ()
-            results = site.slots[site.current].results
-            if out is not None:
-                received.append(out.copy_(results[0]))
-            elif site.tag is None:
-                received.extend(result.clone() for result in results)
-            else:
-                received.extend(result.view(result.shape) for result in results)
-        return received
+        return self._results(sites, outs)
 
     def describe(self) -> dict[str, Any]:
         """See Exchange."""
@@ -227,8 +225,7 @@ class CudaExchange:
             self._lane = 0
 
     def _begin(self, site: CudaSite, tensors: Sequence[torch.Tensor]) -> tuple[BoundLayout, Sequence[torch.Tensor]]:
-        """What every call does first: faults, the lease, the layout, the slot."""
-        self._bridge.ensure_sound()
+        """What every call does first: the lease, the layout, the slot."""
         region = site.region
         if site.tag is not None and site.slots[(region.uses + 1) % LEASED_SLOTS].is_lent():
             raise UlyssesInputError(
@@ -294,16 +291,16 @@ class CudaExchange:
             offset += plan.slot_bytes
         return Slot(flat, tuple(results), flat.untyped_storage()._cdata)
 
-
-def _fresh(site: CudaSite, device: torch.device) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Memory for a copy of the whole slot, and the results in it."""
-    num_bytes = sum(plan.slot_bytes for plan in site.plans)
-    flat = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    results, offset = [], 0
-    for plan in site.plans:
-        results.append(_typed(flat, plan, offset))
-        offset += plan.slot_bytes
-    return flat, results
+    def _results(self, sites: Sequence[CudaSite], outs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+        """Copies in ``outs``, or of untagged sites; else leases."""
+        if outs is not None:
+            results = [result for site in sites for result in site.slots[site.current].results]
+            return [out.copy_(result) for out, result in zip(outs, results, strict=True)]
+        received: list[torch.Tensor] = []
+        for site in sites:
+            for result in site.slots[site.current].results:
+                received.append(result.clone() if site.tag is None else result.view(result.shape))
+        return received
 
 
 def _typed(flat: torch.Tensor, plan: ExchangePlan, offset: int) -> torch.Tensor:

@@ -79,15 +79,15 @@ class WaitStruct(ctypes.Structure):
         ("arena", c_uint64 * MAX_RANKS),
         ("timeout_ns", c_uint64),
         ("host_words", c_uint64),
-        ("copy_source", c_uint64),
-        ("copy_target", c_uint64),
-        ("copy_bytes", c_uint64),
+        ("copy_source", c_uint64 * MAX_TENSORS),
+        ("copy_target", c_uint64 * MAX_TENSORS),
+        ("copy_bytes", c_uint64 * MAX_TENSORS),
         ("rank", c_uint32),
         ("ranks", c_uint32),
         ("sites", c_uint32),
         ("announces", c_uint32),
         ("awaits", c_uint32),
-        ("pad", c_uint32),
+        ("copies", c_uint32),
     )
 
 
@@ -114,6 +114,8 @@ class PlanStruct(ctypes.Structure):
         ("copy", CopyStruct * MAX_COPIES),
         ("window", c_uint64),
         ("slot_bytes", c_uint64),
+        ("result_offset", c_uint64 * MAX_TENSORS),
+        ("result_bytes", c_uint64 * MAX_TENSORS),
         ("copies", c_uint32),
         ("unit_bytes", c_uint32),
         ("device", c_uint32),
@@ -140,7 +142,7 @@ _MIRROR = (
 _SIGNATURES = {
     "ul_abi": (POINTER(c_uint64),),
     "ul_device_facts": (c_int, POINTER(c_int), POINTER(c_int), POINTER(c_int), POINTER(c_char)),
-    "ul_can_run": (c_int,),
+    "ul_load_kernels": (c_int,),
     "ul_arena_create": (c_int, c_uint64, c_uint64, POINTER(c_uint64)),
     "ul_arena_free": (c_int, c_uint64),
     "ul_handle_export": (c_int, c_uint64, POINTER(c_char)),
@@ -152,7 +154,7 @@ _SIGNATURES = {
     "ul_lane_create": (c_int, POINTER(c_void_p)),
     "ul_lane_destroy": (c_int, c_void_p),
     "ul_synchronize": (c_int,),
-    "ul_exchange": (c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_uint64, c_uint64, c_void_p),
+    "ul_exchange": (c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p, c_void_p),
     "ul_send": (c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p),
     "ul_wait": (c_void_p, c_void_p, c_uint32, c_void_p),
 }
@@ -203,9 +205,9 @@ class CudaLibrary:
         multiprocessors, major, minor = (number.value for number in numbers)
         return DeviceFacts(bytes(uuid).hex(), (major, minor), multiprocessors)
 
-    def ensure_runs_on(self, device: int) -> None:
-        """Raise if this build has no code for the device."""
-        self.check(self._library.ul_can_run(device))
+    def load_kernels(self, device: int) -> None:
+        """Have all kernels ready; raises if this build has none for the device."""
+        self.check(self._library.ul_load_kernels(device))
 
     def create_arena(self, device: int, num_bytes: int, zeroed_bytes: int) -> int:
         """Device memory of its own; its address."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ithaka.comm_ext.build import find_library
 from ithaka.comm_ext.ulysses.cuda_arena import Arena, HostWords, PeerArenas
 from ithaka.comm_ext.ulysses.cuda_binding import Seat
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration
@@ -37,7 +40,7 @@ class CudaShare:
     def create(cls, library_path: Path, device: int, max_bytes: int) -> CudaShare:
         """Load the engine and take the memory. Raises CudaCallError, OSError."""
         library = CudaLibrary(library_path)
-        library.ensure_runs_on(device)
+        library.load_kernels(device)
         arena = Arena(library, device, max_bytes)
         return cls(library, device, arena, HostWords(library, device))
 
@@ -80,6 +83,10 @@ class CudaMember:
         """See Membership."""
         self._bridge.check()
 
+    def ensure_sound(self) -> None:
+        """See Membership."""
+        self._bridge.ensure_sound()
+
     def abort(self, reason: str) -> None:
         """See Membership."""
         self._rendezvous.abort(reason)
@@ -118,64 +125,76 @@ class CudaMember:
         del self._share
 
 
-def join(
+def join_devices(
     group: RankGroup,
     rendezvous: Rendezvous,
     facts: Mapping[str, Any],
-    *,
-    library_path: Path | None,
-    missing: str,
-    device: int,
-    max_bytes: int,
-    backend: str,
-    calibration: Calibration,
+    device: torch.device,
+    calibration: Calibration | None,
     timeout_s: float,
     join_timeout_s: float,
-) -> CudaMember:
-    """Join with a device; every rank gets a member, or every rank raises.
+) -> tuple[CudaMember, CudaExchange]:
+    """Join with a device: every rank gets its seat, or every rank raises.
 
-    ``missing`` says why ``library_path`` is None. Raises UlyssesBackendError with the first rank's obstacle, UlyssesPeerError.
+    Raises UlyssesBackendError with the first rank's obstacle, UlyssesPeerError if a rank is missing or differs.
     """
-    table = CardTable(group)
+    index = device.index if device.index is not None else torch.cuda.current_device() if torch.cuda.is_available() else 0
+    table_of_launches = calibration if calibration is not None else Calibration.shipped()
+    cards = CardTable(group)
     try:
-        share, card = _bring(library_path, missing, group, device, max_bytes, calibration)
-        table.write(card)
+        share, card = _bring(group, index, facts["max_bytes"], table_of_launches)
+        cards.write(card)
         rendezvous.join(dict(facts), refusal=None, timeout_s=join_timeout_s)
-        cards = table.read_all()
-        _raise_obstacle(obstacle(cards))
+        met = cards.read_all()
+        _raise_obstacle(obstacle(met))
         assert share is not None
-        peers = PeerArenas(share.library, device)
-        addresses: tuple[int, ...] = ()
-        reason = None
-        try:
-            addresses = peers.open(group.rank, share.arena, cards)
-        except CudaCallError as error:
-            reason = f"can't map a peer's memory: {error}"
-        reasons = [entry["error"] for entry in table.share(rendezvous, {"error": reason})]
-        if any(reasons):
-            peers.close()
-            table.share(rendezvous, {"error": None})  # all have unmapped: now memory may be freed
-            _raise_obstacle(next(f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text))
+        peers, addresses = _map_peers(group, rendezvous, cards, share, met)
     finally:
-        table.close()
-    seat = Seat(device, group.rank, addresses, share.words.device_address, int(timeout_s * 1e9))
+        cards.close()
+    seat = Seat(index, group.rank, addresses, share.words.device_address, int(timeout_s * 1e9))
     bridge = FaultBridge(rendezvous, share.words, timeout_s)
     exchange = CudaExchange(
-        share.library, rendezvous, bridge, seat, share.arena, max_bytes=max_bytes, backend=backend, calibration=calibration
+        share.library,
+        rendezvous,
+        seat,
+        share.arena,
+        max_bytes=facts["max_bytes"],
+        backend=facts["backend"],
+        calibration=table_of_launches,
     )
-    return CudaMember(rendezvous, share, peers, exchange, bridge, group.rank)
+    return CudaMember(rendezvous, share, peers, exchange, bridge, group.rank), exchange
 
 
-def _bring(
-    library_path: Path | None, missing: str, group: RankGroup, device: int, max_bytes: int, calibration: Calibration
-) -> tuple[CudaShare | None, dict[str, Any]]:
+def _map_peers(
+    group: RankGroup, rendezvous: Rendezvous, cards: CardTable, share: CudaShare, met: Sequence[Mapping[str, Any]]
+) -> tuple[PeerArenas, tuple[int, ...]]:
+    """The second stage: all ranks map all arenas, or all unmap what they could."""
+    peers = PeerArenas(share.library, share.device)
+    addresses: tuple[int, ...] = ()
+    reason = None
+    try:
+        addresses = peers.open(group.rank, share.arena, met)
+    except CudaCallError as error:
+        reason = f"can't map a peer's memory: {error}"
+    reasons = [card["error"] for card in cards.share(rendezvous, {"error": reason})]
+    if any(reasons):
+        peers.close()
+        cards.share(rendezvous, {"error": None})  # all have unmapped: memory may be freed from here on
+        _raise_obstacle(next(f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text))
+    return peers, addresses
+
+
+def _bring(group: RankGroup, device: int, max_bytes: int, calibration: Calibration) -> tuple[CudaShare | None, dict[str, Any]]:
     """This rank's share and its card; a card with an error if there is none."""
-    if library_path is None:
-        return None, {"error": missing}
     if group.num_ranks > MAX_RANKS:
         return None, {"error": f"the CUDA engine serves {MAX_RANKS} ranks at most"}
+    if not torch.cuda.is_available():
+        return None, {"error": "torch finds no CUDA device in this process"}
+    path = find_library()
+    if path is None:
+        return None, {"error": "the CUDA engine is not built: run python -m ithaka.comm_ext.build"}
     try:
-        share = CudaShare.create(library_path, device, max_bytes)
+        share = CudaShare.create(path, device, max_bytes)
         return share, share.card(calibration)
     except (CudaCallError, OSError) as error:
         return None, {"error": str(error)}

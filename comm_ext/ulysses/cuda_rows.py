@@ -76,6 +76,9 @@ def rows_of(
         source_token, source_head = sum(plan.seq_splits[:peer]), 0
         target_token, target_head = 0, sum(plan.head_splits[: plan.rank])
     begin, end = round(tokens * first), round(tokens * last)
+    single = Level(1, 0, 0)
+    if begin == end:
+        return Rows(tensor, peer, 0, slot_offset, item, single, Level(0, 0, 0))
     source_strides = [stride * item for stride in strides]
     target_strides = [target_seq * target_heads * dim * item, target_heads * dim * item, dim * item, item]
     counts = [plan.batch, end - begin, heads, dim]
@@ -87,10 +90,7 @@ def rows_of(
         row_bytes = levels.pop().count * item
     if len(levels) > 2:
         return None
-    single = Level(1, 0, 0)
     outer, inner = [single] * (2 - len(levels)) + levels
-    if end == begin:
-        inner = Level(0, 0, 0)
     return Rows(tensor, peer, source, target, row_bytes, outer, inner)
 
 

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import platform
+import threading
 
 # Numbers of man 2 futex and man 2 membarrier; not FUTEX_PRIVATE: the waiters are other processes.
 _FUTEX_WAIT = 0
@@ -28,6 +29,7 @@ class Futex:
         if machine not in _SYSCALLS:
             raise OSError(errno.ENOSYS, f"no futex numbers for {machine}: known are {', '.join(_SYSCALLS)}")
         self._base = base_address
+        self._lock = threading.Lock()
         self._number, self._membarrier_number = _SYSCALLS[machine]
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         self._syscall.restype = ctypes.c_long
@@ -58,9 +60,18 @@ class Futex:
         self._syscall(self._number, self._base + word * 8, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
 
     def fence(self) -> None:
-        """Order all memory accesses before against all after."""
+        """Order earlier stores before later stores, and earlier loads before later loads."""
         if self._weakly_ordered:
             self._membarrier(_MEMBARRIER_PRIVATE_EXPEDITED)
+
+    def full_fence(self) -> None:
+        """Order earlier stores before later loads as well."""
+        if self._weakly_ordered:
+            self._membarrier(_MEMBARRIER_PRIVATE_EXPEDITED)
+        else:
+            # Taking a lock is an atomic exchange, and on x86 every such instruction is a full fence.
+            self._lock.acquire(blocking=False)
+            self._lock.release()
 
     def _membarrier(self, command: int) -> None:
         if self._syscall(self._membarrier_number, command, 0, 0, None, None, 0) < 0:

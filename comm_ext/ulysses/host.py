@@ -44,14 +44,17 @@ class Copy:
     """A move bound to memory: where the bytes go, and which part of the source they are."""
 
     target: torch.Tensor
+    shape: tuple[int, ...]
     axis: int | None
     start: int
     length: int
 
     def run(self, source: torch.Tensor) -> None:
         """Copy the source's part to its place."""
-        part = source.view(self.target.shape) if self.axis is None else source.narrow(self.axis, self.start, self.length)
-        self.target.copy_(part)
+        if self.axis is None:
+            self.target.copy_(source.view(self.shape))
+        else:
+            self.target.copy_(source.narrow(self.axis, self.start, self.length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,22 @@ class Slot:
     """The slot's bytes; every tensor lent from it holds a reference."""
     idle_references: int = 0
 
-    def lend(self) -> list[torch.Tensor]:
+    @property
+    def stack(self) -> Part | None:
+        """The parts as one tensor, if they are alike and leave no gap."""
+        first, *rest = self.parts
+        part_bytes = first.count * first.dtype.itemsize
+        offsets = range(0, part_bytes * len(self.parts), part_bytes)
+        if not rest or [part.offset for part in self.parts] != list(offsets):
+            return None
+        if any((part.dtype, part.shape) != (first.dtype, first.shape) for part in rest):
+            return None
+        return Part(first.dtype, (len(self.parts), *first.shape), first.count * len(self.parts), 0)
+
+    def lend(self, stack: Part | None) -> Sequence[torch.Tensor]:
         """Fresh tensors on the slot's bytes. Their storage is their own, so whatever is derived from them counts."""
+        if stack is not None:
+            return torch.frombuffer(self.lease, dtype=stack.dtype, count=stack.count).view(stack.shape).unbind()
         return [
             torch.frombuffer(self.lease, dtype=part.dtype, count=part.count, offset=part.offset).view(part.shape)
             for part in self.parts
@@ -99,6 +116,8 @@ class HostSite:
     region: Region
     signature: int
     slots: tuple[Slot, ...]
+    stack: Part | None
+    """All results of a slot as one tensor, where that is possible: fewer tensors to make in each call."""
     number: int = 0
     """Number of its newest call."""
     current: int = 0
@@ -132,7 +151,7 @@ class HostExchange:
             slots = tuple(self._bind(plans, region, index) for index in range(region.num_slots))
         for slot in slots:
             slot.idle_references = sys.getrefcount(slot.lease)
-        return HostSite(plans, tag, region, signature(f"{facts} tag={tag} at={region.offset}"), slots)
+        return HostSite(plans, tag, region, signature(f"{facts} tag={tag} at={region.offset}"), slots, slots[0].stack)
 
     def send(self, site: HostSite, tensors: Sequence[torch.Tensor]) -> None:
         """See Exchange. Returns when the bytes are in place, so the source may change at once."""
@@ -162,8 +181,15 @@ class HostExchange:
             if site.tag is None:
                 received.extend(result.clone() for result in slot.results)
             else:
-                received.extend(slot.lend())
+                received.extend(slot.lend(site.stack))
         return received
+
+    def exchange(
+        self, site: HostSite, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None
+    ) -> Sequence[torch.Tensor]:
+        """See Exchange."""
+        self.send(site, tensors)
+        return self.receive((site,), outs)
 
     def describe(self) -> dict[str, Any]:
         """See Exchange."""
@@ -215,4 +241,5 @@ class HostExchange:
 
     def _copy(self, move: Move, dtype: torch.dtype, base: int) -> Copy:
         arena = torch.frombuffer(self._memory, dtype=dtype, offset=base, count=(len(self._memory) - base) // dtype.itemsize)
-        return Copy(arena.as_strided(move.shape, move.strides, move.offset), move.axis, move.start, move.length)
+        target = arena.as_strided(move.shape, move.strides, move.offset)
+        return Copy(target, move.shape, move.axis, move.start, move.length)

@@ -120,7 +120,11 @@ class Rendezvous:
         words[control.signature_word[rank] + number % SIGNATURE_RING] = signature
         self._futex.fence()
         words[control.posted_word[rank]] = number
-        self._futex.wake(control.posted_word[rank])
+        self._futex.full_fence()  # against a peer that marks itself asleep and then looks at the count, in _sleep
+        for peer in self._peers:
+            if words[control.asleep_word[peer]]:
+                self._futex.wake(control.posted_word[rank])
+                break
         self.counters.calls += 1
         return number
 
@@ -159,6 +163,10 @@ class Rendezvous:
         """See Membership."""
         if not self._closed:
             self._record(UlyssesErrorCode.PEER_ABORTED, self._rank, f"rank {self._rank} gave up: {reason}")
+
+    def report(self, code: UlyssesErrorCode, culprit: int, text: str) -> NoReturn:
+        """Break the group over what was found elsewhere (by a device), unless it is broken already; raises the first fault."""
+        self._break(code, culprit, text)
 
     def close(self) -> None:
         """See Membership."""
@@ -219,7 +227,11 @@ class Rendezvous:
 
     def _sleep(self, word: int, seen: int) -> float:
         began = time.monotonic()
-        self._futex.wait(word, seen, _SLICE_S)
+        asleep = self._control.asleep_word[self._rank]
+        self._words[asleep] = 1
+        self._futex.full_fence()
+        self._futex.wait(word, seen, _SLICE_S)  # looks at the word once more before it sleeps
+        self._words[asleep] = 0
         return min(time.monotonic() - began, 2 * _SLICE_S)
 
     def _enter(self, state: RankState) -> None:

@@ -11,10 +11,13 @@ from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesError, Ul
 from ithaka.comm_ext.ulysses.plan import ExchangePlan, key_value_head_splits
 
 BACKENDS = ("auto", "copy_engine", "sm", "nccl", "host")
-NO_DEVICE_ENGINE = "this build exchanges through host memory only: it has no CUDA engine"
+NO_DEVICE_ENGINE = "no device was given: pass device=torch.device('cuda', ...) to exchange between GPUs"
+DEVICE_BACKENDS = ("auto", "sm", "copy_engine")
 
 
-def refusal_of(max_bytes: int, backend: str, timeout_s: float, join_timeout_s: float) -> UlyssesError | None:
+def refusal_of(
+    max_bytes: int, backend: str, device: torch.device, timeout_s: float, join_timeout_s: float
+) -> UlyssesError | None:
     """What makes these arguments impossible on this rank, if anything."""
     if backend not in BACKENDS:
         return UlyssesInputError(
@@ -27,18 +30,19 @@ def refusal_of(max_bytes: int, backend: str, timeout_s: float, join_timeout_s: f
             return UlyssesInputError(
                 UlyssesErrorCode.BAD_ARGUMENT, f"{name} must be a positive number of seconds, got {seconds}"
             )
-    if backend not in ("auto", "host"):
+    serves = DEVICE_BACKENDS if device.type == "cuda" else ("auto", "host")
+    if backend not in serves:
         return UlyssesBackendError(
             UlyssesErrorCode.BACKEND_UNAVAILABLE,
-            f'backend {backend!r} is not available: {NO_DEVICE_ENGINE}. Use "auto" or "host"',
+            f"backend {backend!r} is not available on {device}: there are {', '.join(serves)}",
         )
     return None
 
 
-def check_input(x: torch.Tensor) -> None:
-    if not x.is_cpu or x.layout is not torch.strided:
+def check_input(x: torch.Tensor, device: torch.device) -> None:
+    if x.device != device or x.layout is not torch.strided:
         raise UlyssesInputError(
-            UlyssesErrorCode.BAD_DEVICE, f"the host backend takes dense CPU tensors, got {x.layout} on {x.device}"
+            UlyssesErrorCode.BAD_DEVICE, f"this communicator takes dense tensors on {device}, got {x.layout} on {x.device}"
         )
     if x.requires_grad and torch.is_grad_enabled():
         raise UlyssesInputError(
@@ -47,7 +51,7 @@ def check_input(x: torch.Tensor) -> None:
 
 
 def check_output(out: torch.Tensor, x: torch.Tensor, plan: ExchangePlan, *, may_alias: bool) -> None:
-    check_input(out)
+    check_input(out, x.device)
     if out.shape != plan.output_shape:
         raise UlyssesInputError(
             UlyssesErrorCode.BAD_SHAPE, f"out must have shape {list(plan.output_shape)}, got {list(out.shape)}"

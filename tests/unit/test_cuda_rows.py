@@ -6,7 +6,6 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -81,7 +80,7 @@ def make_plan(
 def share_of(whole: torch.Tensor, direction: Direction, rank: int, seq: Splits, heads: Splits, *, before: bool) -> torch.Tensor:
     by_sequence = (direction is Direction.SCATTER) == before
     splits, axis = (seq, 1) if by_sequence else (heads, 2)
-    return whole.split(splits, axis)[rank]
+    return torch.split(whole, list(splits), axis)[rank]
 
 
 class Arenas:

@@ -1,0 +1,212 @@
+"""The CUDA engine's host code and kernels, compiled for the CPU: words, slots, barriers, waits and faults between ranks."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.cuda_emulation import EmulatedRank, EmulatedSite, compile_engine, on_every_rank, place
+
+from ithaka.comm_ext.ulysses.cuda_calibration import Launch
+from ithaka.comm_ext.ulysses.cuda_faults import DeviceFault, pack, unpack
+from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, balanced_splits, plan_exchange
+
+POISON = 0xA5
+LAUNCHES = {"sm": Launch(3, 1, 0.0), "hybrid": Launch(2, 1, 0.5), "copy_engine": Launch(0, 2, 1.0)}
+SEQ, HEADS, DIM = 6, 8, 16
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_engine(tmp_path_factory.mktemp("engine"))
+
+
+def plan_of(direction: Direction, rank: int, num_ranks: int, heads: int = HEADS) -> ExchangePlan:
+    splits = balanced_splits(heads, num_ranks)
+    tokens, width = (SEQ, heads) if direction is Direction.SCATTER else (SEQ * num_ranks, splits[rank])
+    return plan_exchange(
+        direction,
+        (1, tokens, width, DIM),
+        rank=rank,
+        num_ranks=num_ranks,
+        dtype="bfloat16",
+        item_bytes=2,
+        seq_splits=(SEQ,) * num_ranks,
+        head_splits=splits,
+    )
+
+
+def whole(seed: int, num_ranks: int, heads: int = HEADS) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 100, (1, SEQ * num_ranks, heads, DIM), generator=generator).to(torch.bfloat16)
+
+
+def sides(direction: Direction, data: torch.Tensor, rank: int, num_ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    by_sequence = data.chunk(num_ranks, 1)[rank].contiguous()
+    by_heads = torch.split(data, list(balanced_splits(data.shape[2], num_ranks)), 2)[rank].contiguous()
+    return (by_sequence, by_heads) if direction is Direction.SCATTER else (by_heads, by_sequence)
+
+
+def site_of(
+    rank: EmulatedRank, direction: Direction, num_ranks: int, launch: Launch, index: int, slots: int = 3, signature: int = 7
+) -> EmulatedSite:
+    plans = [plan_of(direction, rank.rank, num_ranks)]
+    return EmulatedSite(plans, place(plans, index, index * (1 << 18), slots, signature), launch)
+
+
+def check_turn(rank: EmulatedRank, site: EmulatedSite, direction: Direction, num_ranks: int, seed: int) -> None:
+    """One exchange, compared, its lease poisoned afterwards: what a peer writes too early is found."""
+    x, wanted = sides(direction, whole(seed, num_ranks), rank.rank, num_ranks)
+    rank.exchange(site, [x])
+    got = rank.result(site, 0)
+    assert torch.equal(got, wanted), f"rank {rank.rank}, use {site.uses}"
+    got.view(torch.uint8).fill_(POISON)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+def test_exchanges_in_a_row(engine: Path, num_ranks: int, launch: Launch) -> None:
+    def body(rank: EmulatedRank) -> None:
+        sites = [site_of(rank, direction, num_ranks, launch, index) for index, direction in enumerate(Direction)]
+        delays = random.Random(rank.rank)
+        for turn in range(12):
+            for site, direction in zip(sites, Direction, strict=True):
+                if delays.random() < 0.3:
+                    threading.Event().wait(0.002)
+                check_turn(rank, site, direction, num_ranks, turn)
+
+    on_every_rank(engine, num_ranks, body)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_one_slot_alone_takes_the_opening_barrier_each_time(engine: Path, launch: Launch) -> None:
+    """As in a graph of one call that is replayed: the slot is always the same, and its reader may be slow."""
+
+    def body(rank: EmulatedRank) -> None:
+        site = site_of(rank, Direction.SCATTER, 2, launch, 0)
+        delays = random.Random(10 + rank.rank)
+        for turn in range(20):
+            x, wanted = sides(Direction.SCATTER, whole(turn, 2), rank.rank, 2)
+            site.uses = 0  # a replay knows nothing of earlier ones
+            rank.record(turn + 1)
+            rank.exchange(site, [x])
+            got = rank.result(site, 0)
+            threading.Event().wait(delays.random() * 0.004)
+            assert torch.equal(got, wanted), f"rank {rank.rank}, turn {turn}"
+            got.view(torch.uint8).fill_(POISON)
+
+    on_every_rank(engine, 2, body)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_sites_of_different_shapes_share_a_region(engine: Path, launch: Launch) -> None:
+    """Untagged calls: two slots, results copied out, other numbers of blocks in between."""
+
+    def body(rank: EmulatedRank) -> None:
+        sites = []
+        for heads, other in ((8, launch), (4, LAUNCHES["sm"])):
+            plans = [plan_of(Direction.SCATTER, rank.rank, 2, heads)]
+            sites.append(EmulatedSite(plans, place([plan_of(Direction.SCATTER, rank.rank, 2)], 0, 0, 2, heads), other))
+        sites[1].turn = sites[0].turn
+        for turn in range(30):
+            site = sites[turn % 3 == 1]
+            data = whole(turn, 2, site.plans[0].heads)
+            x, wanted = sides(Direction.SCATTER, data, rank.rank, 2)
+            out = torch.full(wanted.shape, -1.0, dtype=torch.bfloat16)
+            site.uses = turn
+            rank.exchange(site, [x], [out])
+            assert torch.equal(out, wanted), f"rank {rank.rank}, turn {turn}"
+            rank.result(site, 0).view(torch.uint8).fill_(POISON)
+
+    on_every_rank(engine, 2, body)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_sends_of_several_sites_and_one_wait(engine: Path, num_ranks: int, launch: Launch) -> None:
+    def body(rank: EmulatedRank) -> None:
+        sites = [site_of(rank, Direction.SCATTER, num_ranks, launch, index, signature=index + 1) for index in range(3)]
+        for turn in range(8):
+            pairs = [sides(Direction.SCATTER, whole(3 * turn + at, num_ranks), rank.rank, num_ranks) for at in range(3)]
+            for site, (x, _) in zip(sites, pairs, strict=True):
+                rank.send(site, [x])
+            rank.wait(sites)
+            for site, (_, wanted) in zip(sites, pairs, strict=True):
+                got = rank.result(site, 0)
+                assert torch.equal(got, wanted)
+                got.view(torch.uint8).fill_(POISON)
+
+    on_every_rank(engine, num_ranks, body)
+
+
+def test_three_tensors_in_one_call(engine: Path) -> None:
+    def body(rank: EmulatedRank) -> None:
+        plans = [plan_of(Direction.SCATTER, rank.rank, 2, heads) for heads in (8, 4, 2)]
+        site = EmulatedSite(plans, place(plans, 0, 0, 3, 9), LAUNCHES["sm"])
+        for turn in range(6):
+            pairs = [sides(Direction.SCATTER, whole(turn + at, 2, plan.heads), rank.rank, 2) for at, plan in enumerate(plans)]
+            rank.exchange(site, [x for x, _ in pairs])
+            for index, (_, wanted) in enumerate(pairs):
+                assert torch.equal(rank.result(site, index), wanted)
+
+    on_every_rank(engine, 2, body)
+
+
+def verdicts(ranks: Sequence[int], num_ranks: int, faults: Sequence[int]) -> set[tuple[DeviceFault, int]]:
+    return {unpack(faults[rank]) for rank in ranks if rank < num_ranks}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_a_rank_that_stays_away_is_named_by_all_others(engine: Path, launch: Launch) -> None:
+    gone = threading.Event()
+
+    def body(rank: EmulatedRank) -> int:
+        site = site_of(rank, Direction.SCATTER, 3, launch, 0)
+        check_turn(rank, site, Direction.SCATTER, 3, 1)
+        if rank.rank == 1:
+            assert gone.wait(20)
+            return 0
+        x, _ = sides(Direction.SCATTER, whole(2, 3), rank.rank, 3)
+        for _ in range(4):  # broken is for good: the later ones return at once
+            rank.exchange(site, [x])
+        gone.set()
+        return int(rank.words[1])
+
+    faults = on_every_rank(engine, 3, body, timeout_s=0.3)
+    assert verdicts((0, 2), 3, faults) == {(DeviceFault.TIMED_OUT, 1)}
+
+
+def test_the_hosts_abort_ends_a_wait(engine: Path) -> None:
+    done = threading.Event()
+
+    def body(rank: EmulatedRank) -> int:
+        site = site_of(rank, Direction.SCATTER, 2, LAUNCHES["sm"], 0)
+        check_turn(rank, site, Direction.SCATTER, 2, 1)
+        if rank.rank == 1:
+            assert done.wait(20)
+            return int(rank.words[1])
+        threading.Timer(0.05, lambda: rank.words.__setitem__(0, pack(DeviceFault.ABORTED, 1))).start()
+        began = time.monotonic()
+        rank.exchange(site, [sides(Direction.SCATTER, whole(2, 2), 0, 2)[0]])
+        assert time.monotonic() - began < 1000, "the timeout was a day"
+        done.set()
+        return int(rank.words[1])
+
+    faults = on_every_rank(engine, 2, body, timeout_s=86400)
+    assert unpack(faults[0]) == (DeviceFault.ABORTED, 1)
+
+
+def test_another_signature_is_found(engine: Path) -> None:
+    def body(rank: EmulatedRank) -> int:
+        site = site_of(rank, Direction.SCATTER, 2, LAUNCHES["sm"], 0, signature=5 + rank.rank)
+        rank.exchange(site, [sides(Direction.SCATTER, whole(2, 2), rank.rank, 2)[0]])
+        rank.exchange(site, [sides(Direction.SCATTER, whole(2, 2), rank.rank, 2)[0]])
+        return int(rank.words[1])
+
+    for fault in on_every_rank(engine, 2, body):
+        assert unpack(fault)[0] is DeviceFault.DISAGREED
