@@ -6,15 +6,16 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
 from ithaka.server.errors import ApiError
 from ithaka.server.routes.schemas import error_answers, session_view
-from ithaka.server.routes.services import Registry, SeenSession
+from ithaka.server.routes.services import Registry, SeenSession, services_of
 from ithaka.server.routes.sessions import ALWAYS
 from ithaka.server.session.registry import SessionRegistry
 from ithaka.server.session.session import Session
+from ithaka.server.session.timers import NamedTimers, Timers
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 MAX_LISTENERS = 16
@@ -34,31 +35,39 @@ STATS_INTERVAL_S = 1.0
         **error_answers(*ALWAYS, "session_unknown", "listeners_full"),
     },
 )
-async def follow(session: SeenSession, registry: Registry) -> StreamingResponse:
+async def follow(session: SeenSession, registry: Registry, request: Request) -> StreamingResponse:
     """Ends with the session."""
     if len(session.watchers) >= MAX_LISTENERS:
         raise ApiError("listeners_full", f"{MAX_LISTENERS} event streams of this session are open, and no more fit")
-    return StreamingResponse(_events(session, registry), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    told = _events(session, registry, services_of(request).timers)
+    return StreamingResponse(told, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _events(session: Session, registry: SessionRegistry) -> AsyncIterator[str]:
+async def _events(session: Session, registry: SessionRegistry, timers: Timers) -> AsyncIterator[str]:
     """Only the newest state is told: a slow listener misses those between, never the last."""
-    changed = asyncio.Event()
-    session.watchers.add(changed.set)
+    woken, changed = asyncio.Event(), asyncio.Event()
+    clock = NamedTimers(timers)
+
+    def note_change() -> None:
+        changed.set()
+        woken.set()
+
+    session.watchers.add(note_change)
     try:
         yield _state(session, registry)
         while not session.is_over:
-            try:
-                async with asyncio.timeout(STATS_INTERVAL_S):
-                    await changed.wait()
-            except TimeoutError:
-                yield _stats(session)
-            else:
+            clock.arm("stats", timers.now_s() + STATS_INTERVAL_S, woken.set)
+            await woken.wait()
+            woken.clear()
+            if changed.is_set():
                 changed.clear()
                 yield _state(session, registry)
+            else:
+                yield _stats(session)
         yield _event("closed", session_view(session, registry).model_dump_json())
     finally:
-        session.watchers.discard(changed.set)
+        clock.cancel_all()
+        session.watchers.discard(note_change)
 
 
 def _state(session: Session, registry: SessionRegistry) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -323,22 +324,38 @@ async def test_metrics_count() -> None:
 async def test_events_follow_a_session_to_its_end() -> None:
     async with served() as server:
         session = await server.create()
+
+        async def let_time_pass() -> None:
+            while True:
+                server.timers.advance(1)
+                await server.http.get("/healthz")
+
+        clock = asyncio.create_task(let_time_pass())
+        events: list[tuple[str, dict[str, object]]] = []
         async with server.http.stream("GET", f"/v1/sessions/{session['id']}/events") as answer:
             assert answer.headers["Content-Type"].startswith("text/event-stream")
-            events: list[tuple[str, dict[str, object]]] = []
-            name = ""
-            async for line in answer.aiter_lines():
-                if line.startswith("event: "):
-                    name = line.removeprefix("event: ")
-                elif line.startswith("data: "):
-                    events.append((name, json.loads(line.removeprefix("data: "))))
-                    if name == "stats":
-                        await server.http.delete(f"/v1/sessions/{session['id']}?force=true")
+            lines = answer.aiter_lines()
+            async for line in lines:
+                name = line.removeprefix("event: ")
+                events.append((name, json.loads((await anext(lines)).removeprefix("data: "))))
+                assert await anext(lines) == ""
+                if name == "stats":
+                    await server.http.delete(f"/v1/sessions/{session['id']}?force=true")
+        clock.cancel()
         names = [name for name, _ in events]
         assert names[0] == "state" and "stats" in names and names[-1] == "closed"
         assert (events[-1][1]["reason"], events[-1][1]["delivered"]) == ("forced", False)
         assert "token" not in events[0][1]
         assert server.session(session["id"]).watchers == set()
+
+
+async def test_a_listener_that_leaves_is_forgotten() -> None:
+    async with served() as server:
+        session = await server.create()
+        async with server.http.stream("GET", f"/v1/sessions/{session['id']}/events") as answer:
+            assert await anext(answer.aiter_lines()) == "event: state"
+            assert len(server.session(session["id"]).watchers) == 1
+        await server.until(lambda: not server.session(session["id"]).watchers)
 
 
 async def test_many_ended_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
