@@ -25,4 +25,4 @@ if ! python3 -c 'import pytest' 2>/dev/null && ls .whl/*.whl >/dev/null 2>&1; th
   export PYTHONPATH=$PYTHONPATH:/tmp/ulysses-site
 fi
 stage loopback 75 25 python3 -m pytest -c /dev/null --rootdir=. -q -x --tb=short -p no:cacheprovider tests/gpu
-stage sweep 50 12 python3 -m benchmarks.ulysses sweep --directory "$out"
+stage sweep 55 15 python3 -m benchmarks.ulysses sweep --directory "$out"

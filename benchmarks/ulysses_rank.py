@@ -27,6 +27,7 @@ from ithaka.comm_ext.ulysses.plan import Direction
 
 HEAD_DIM = 128
 SHAPES = ((256, 8), (4680, 12), (6240, 40), (32760, 12), (32760, 40), (37888, 56))  # tokens and heads of all ranks
+FLOOR_SHAPE = (32, 2)  # hardly any bytes: what a call costs at least
 JOINT_SHAPES = ((4680, 12), (6240, 40))
 GRAPH_CALLS = 20
 SWEPT = tuple(
@@ -103,9 +104,11 @@ class Timer:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         dist.barrier()
-        with torch.cuda.graph(graph, stream=self.stream):
+        with torch.cuda.stream(self.stream):  # torch.cuda.graph would collect garbage first, for a tenth of a second
+            graph.capture_begin()
             for _ in range(GRAPH_CALLS):
                 call()
+            graph.capture_end()
         torch.cuda.synchronize()
         dist.barrier()
         graph.replay()
@@ -212,15 +215,17 @@ class Bench:
     def sweep(self) -> None:
         """Every launch of SWEPT for every shape, in a graph: what a calibration is chosen from."""
         found: dict[str, dict[str, float]] = {}
+        number = torch.zeros(1, device=self.device)
+        self.say(f"one tiny kernel in a graph: {self.timer.graph(partial(number.add_, 1))} us")
         for launch in SWEPT:
             with self.communicator(calibration=_only(launch)) as ours:
                 for direction in Direction:
-                    for tokens, heads in SHAPES:
+                    for tokens, heads in (FLOOR_SHAPE, *SHAPES):
                         x, _ = self._draw(direction, tokens, heads)
                         time_us = self.timer.graph(_call(ours, direction, x, "sweep"), samples=8)
                         found.setdefault(f"{direction} {tokens}x{heads}", {})[launch.facts()] = time_us
         for shape, row in found.items():
-            best = sorted(row.items(), key=lambda item: item[1])
+            best = sorted(row.items(), key=lambda item: item[1])[:7]
             self.say(f"sweep {shape}: " + " | ".join(f"{_short(facts)} {time_us}" for facts, time_us in best))
         if self.job.directory and self.job.rank == 0:
             with open(os.path.join(self.job.directory, "ulysses_sweep.json"), "w") as file:

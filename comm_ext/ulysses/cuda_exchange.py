@@ -283,13 +283,16 @@ class CudaExchange:
         return region
 
     def _make_slot(self, plans: Sequence[ExchangePlan], placement: Placement, index: int) -> Slot:
-        start = placement.window + index * placement.slot_bytes
-        flat = torch.as_tensor(self._arena.lend(start, placement.slot_bytes), device=self._device)
+        flat = self._flat(placement.window + index * placement.slot_bytes, placement.slot_bytes)
         results, offset = [], 0
         for plan in plans:
             results.append(_typed(flat, plan, offset))
             offset += plan.slot_bytes
         return Slot(flat, tuple(results), flat.untyped_storage()._cdata)
+
+    def _flat(self, offset: int, num_bytes: int) -> torch.Tensor:
+        """A tensor on bytes of the arena, which it keeps alive."""
+        return torch.as_tensor(self._arena.lend(offset, num_bytes), device=self._device)
 
     def _results(self, sites: Sequence[CudaSite], outs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
         """Copies in ``outs``, or of untagged sites; else leases."""

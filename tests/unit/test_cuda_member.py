@@ -1,0 +1,201 @@
+"""The communicator over the CUDA engine, all of it but the GPU: joining, leases, tags, faults, leaving; engine on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.cuda_emulation import compile_engine
+from tests.unit.ulysses_loopback import on_every_rank, on_every_seat
+
+from ithaka.comm_ext.ulysses import communicator as communicator_module
+from ithaka.comm_ext.ulysses import cuda_member
+from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
+from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch, Row
+from ithaka.comm_ext.ulysses.cuda_exchange import CudaExchange
+from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesErrorCode, UlyssesInputError, UlyssesPeerError
+from ithaka.comm_ext.ulysses.group import RankGroup
+
+LAUNCHES = {"sm": Launch(2, 1, 0.0), "hybrid": Launch(1, 1, 0.5), "copy_engine": Launch(0, 1, 1.0)}
+
+
+def only(launch: Launch) -> Calibration:
+    return Calibration("test", (Row(2, 1 << 60, launch),))
+
+
+OPTIONS: dict[str, Any] = {"device": "cuda:0", "calibration": only(LAUNCHES["sm"])}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_engine(tmp_path_factory.mktemp("engine"))
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, engine: Path) -> None:
+    """Tensors stay on the CPU while everybody believes in a device."""
+    construct: Callable[..., None] = CudaExchange.__init__
+
+    def constructed(self: CudaExchange, *arguments: Any, **options: Any) -> None:
+        construct(self, *arguments, **options)
+        self._device = torch.device("cpu")
+
+    def flat(self: CudaExchange, offset: int, num_bytes: int) -> torch.Tensor:
+        memory = (ctypes.c_char * num_bytes).from_address(self._arena.address + offset)
+        memory.arena = self._arena  # type: ignore[attr-defined]
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None, raising=False)
+    monkeypatch.setattr(cuda_member, "find_library", lambda: engine)
+    monkeypatch.setattr(communicator_module, "check_input", lambda x, device: None)
+    monkeypatch.setattr("ithaka.comm_ext.ulysses.validation.check_input", lambda x, device: None)
+    monkeypatch.setattr(CudaExchange, "__init__", constructed)
+    monkeypatch.setattr(CudaExchange, "_flat", flat)
+
+
+def whole(seed: int, tokens: int, heads: int) -> torch.Tensor:
+    return torch.randn(1, tokens, heads, 8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_scatter_and_gather_with_and_without_tags_and_outputs(num_ranks: int, launch: Launch) -> None:
+    def body(communicator: UlyssesCommunicator) -> None:
+        rank = communicator.rank
+        for turn in range(6):
+            data = whole(turn, 4 * num_ranks, 2 * num_ranks)
+            x, wanted = data.chunk(num_ranks, 1)[rank], data.chunk(num_ranks, 2)[rank]
+            for tag in (None, "t"):
+                assert torch.equal(communicator.scatter_heads(x, tag=tag), wanted)
+                assert torch.equal(communicator.gather_heads(wanted, tag=tag), x)
+            out = torch.empty(wanted.shape)
+            assert communicator.scatter_heads(x, out=out) is out
+            assert torch.equal(out, wanted)
+            odd = torch.empty(*wanted.shape[:3], 16)[..., ::2]
+            assert torch.equal(communicator.scatter_heads(x, tag="t", out=odd), wanted)
+
+    on_every_rank(num_ranks, body, device="cuda:0", calibration=only(launch))
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_tagged_sends_wait_together(launch: Launch) -> None:
+    def body(communicator: UlyssesCommunicator) -> None:
+        for turn in range(5):
+            parts = {name: whole(3 * turn + at, 8, 4) for at, name in enumerate("vqk")}
+            for name, data in parts.items():
+                communicator.scatter_heads_async(data.chunk(2, 1)[communicator.rank], name)
+            for got, name in zip(communicator.wait(("q", "k", "v")), "qkv", strict=True):
+                assert torch.equal(got, parts[name].chunk(2, 2)[communicator.rank])
+            del got
+            received = communicator.scatter_qkv(*(parts[name].chunk(2, 1)[communicator.rank] for name in "qkv"))
+            for got, name in zip(received, "qkv", strict=True):
+                assert torch.equal(got, parts[name].chunk(2, 2)[communicator.rank])
+            del got, received
+
+    on_every_rank(2, body, device="cuda:0", calibration=only(launch))
+
+
+def test_a_held_lease_is_refused_and_outlives_the_close() -> None:
+    def body(communicator: UlyssesCommunicator) -> list[torch.Tensor]:
+        x = torch.ones(1, 4, 2, 8)
+        held = [communicator.scatter_heads(x, tag="t") for _ in range(2)]
+        with pytest.raises(UlyssesInputError) as caught:
+            communicator.scatter_heads(x, tag="t")
+        assert caught.value.code is UlyssesErrorCode.LEASE_OVERRUN
+        del held[0]
+        held.append(communicator.scatter_heads(x, tag="t")[:, 1:])
+        return held
+
+    outcomes = on_every_rank(2, body, **OPTIONS)
+    gc.collect()
+    for held in outcomes:
+        assert isinstance(held, list), held
+        assert all(torch.equal(lease, torch.ones_like(lease)) for lease in held)
+
+
+def test_a_rank_that_stays_away_is_named_on_every_rank() -> None:
+    def body(seat: RankGroup) -> UlyssesPeerError:
+        with UlyssesCommunicator(seat, max_bytes=1 << 16, timeout_s=0.4, **OPTIONS) as communicator:
+            x = torch.ones(1, 4, 3, 8)
+            communicator.scatter_heads(x, tag="t")
+            with pytest.raises(UlyssesPeerError) as caught:
+                if communicator.rank != 1:
+                    communicator.scatter_heads(x, tag="t")
+                while True:
+                    communicator.check()
+            return caught.value
+
+    for fault in on_every_seat(3, body):
+        assert isinstance(fault, UlyssesPeerError), fault
+        assert (fault.code, fault.rank) == (UlyssesErrorCode.PEER_TIMED_OUT, 1)
+
+
+def test_an_abort_reaches_a_rank_that_waits_on_the_device() -> None:
+    waiting = threading.Event()
+
+    def body(seat: RankGroup) -> UlyssesPeerError:
+        with UlyssesCommunicator(seat, max_bytes=1 << 16, timeout_s=600, **OPTIONS) as communicator:
+            x = torch.ones(1, 4, 2, 8)
+            communicator.scatter_heads(x, tag="t")
+            with pytest.raises(UlyssesPeerError) as caught:
+                if communicator.rank == 0:
+                    waiting.set()
+                    communicator.scatter_heads(x, tag="t")
+                else:
+                    assert waiting.wait(20)
+                    communicator.abort("on purpose")
+                while True:
+                    communicator.check()
+            return caught.value
+
+    for fault in on_every_seat(2, body):
+        assert isinstance(fault, UlyssesPeerError), fault
+        assert (fault.code, fault.rank) == (UlyssesErrorCode.PEER_ABORTED, 1)
+
+
+def test_calls_that_differ_are_found() -> None:
+    def body(seat: RankGroup) -> UlyssesPeerError:
+        with UlyssesCommunicator(seat, max_bytes=1 << 16, timeout_s=20, **OPTIONS) as communicator:
+            large, small = torch.ones(1, 8, 2, 8), torch.ones(1, 4, 2, 8)
+            for x in (large, small):
+                communicator.scatter_heads(x)
+            with pytest.raises(UlyssesPeerError) as caught:
+                communicator.scatter_heads(small if communicator.rank else large)
+                while True:
+                    communicator.check()
+            return caught.value
+
+    for fault in on_every_seat(2, body):
+        assert isinstance(fault, UlyssesPeerError), fault
+        assert fault.code is UlyssesErrorCode.PEER_DISAGREED
+
+
+def test_one_rank_without_an_engine_keeps_all_from_joining(monkeypatch: pytest.MonkeyPatch, engine: Path) -> None:
+    found = threading.local()
+    monkeypatch.setattr(cuda_member, "find_library", lambda: engine if found.rank else None)
+
+    def body(seat: RankGroup) -> None:
+        found.rank = seat.rank
+        UlyssesCommunicator(seat, max_bytes=1 << 16, **OPTIONS)
+
+    for outcome in on_every_seat(2, body):
+        assert isinstance(outcome, UlyssesBackendError), outcome
+        assert "rank 0" in str(outcome)
+        assert "python -m ithaka.comm_ext.build" in str(outcome)
+
+
+def test_tables_that_differ_keep_all_from_joining() -> None:
+    def body(seat: RankGroup) -> None:
+        launch = LAUNCHES["sm" if seat.rank else "hybrid"]
+        UlyssesCommunicator(seat, max_bytes=1 << 16, device="cuda:0", calibration=only(launch))
+
+    for outcome in on_every_seat(2, body):
+        assert isinstance(outcome, UlyssesBackendError), outcome
+        assert "calibration" in str(outcome)
