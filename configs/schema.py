@@ -120,6 +120,18 @@ class WebRtcSection(Section):
     max_connections: int = Field(default=64, ge=1, le=10_000)
 
 
+class RecordingSection(Section):
+    """Sessions created with ``record`` are kept as MP4 files. The oldest go first, where a bound is passed."""
+
+    folder: Path | None = None
+    """Without one, nothing is recorded."""
+    max_bytes: int = Field(default=2 * 1024**3, ge=1024)
+    """Of one recording, which ends there; the session goes on."""
+    max_total_bytes: int = Field(default=20 * 1024**3, ge=1024)
+    max_count: int = Field(default=200, ge=1)
+    max_age_s: float = Field(default=7 * 86_400, gt=0)
+
+
 class SupervisorSection(Section):
     ready_timeout_s: Seconds = 120
     heartbeat_interval_s: Seconds = 0.25
@@ -151,6 +163,7 @@ class ServeConfig(Section):
     models: tuple[ModelSection, ...] = (ModelSection(name="labyrinth", family="labyrinth", ranks=2),)
     encode: EncodeSection = EncodeSection()
     webrtc: WebRtcSection = WebRtcSection()
+    recording: RecordingSection = RecordingSection()
     supervisor: SupervisorSection = SupervisorSection()
     log: LogSection = LogSection()
 

@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
 from ithaka.server.errors import ApiError
-from ithaka.server.routes import controls, events, health, metrics, models, sessions, stream, webrtc, whep
+from ithaka.server.routes import controls, events, health, metrics, models, recordings, sessions, stream, webrtc, whep
 from ithaka.server.routes.guards import RequestGuard, SecurityHeaders, error_response
 from ithaka.server.routes.page import PAGE_FOLDER, page_app
 from ithaka.server.routes.services import Services
@@ -31,7 +31,7 @@ def create_app(services: Services, *, page_folder: Path = PAGE_FOLDER) -> FastAP
         redoc_url=None,
     )
     app.state.services = services
-    for module in (sessions, controls, events, models, health, metrics, stream, webrtc, whep):
+    for module in (sessions, controls, events, models, health, metrics, stream, webrtc, whep, recordings):
         app.include_router(module.router)
     app.mount("/", page_app(page_folder))
     app.add_exception_handler(ApiError, _api_error)

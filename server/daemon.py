@@ -21,11 +21,12 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from ithaka.configs.schema import ServeConfig
+from ithaka.configs.schema import RecordingSection, ServeConfig
 from ithaka.server.app import create_app
 from ithaka.server.auth import Access, SessionTokens
 from ithaka.server.engine_client import Engine, EngineError, ModelChanged
 from ithaka.server.metrics import Metrics
+from ithaka.server.recording.recordings import Recordings
 from ithaka.server.routes.page import PAGE_FOLDER
 from ithaka.server.routes.services import Services
 from ithaka.server.session.peer import CLOSE_GRACE_S, PeerSettings
@@ -181,10 +182,20 @@ def build(
     tokens = SessionTokens(secrets.token_bytes(32), config.access.token_lifetime_s, wall_s)
     peers = PeerSettings(config.server.max_messages_per_s, config.sessions.ack_timeout_s)
     limits = ConnectionLimits(config.webrtc.max_connections, config.webrtc.connect_timeout_s, config.server.max_body_bytes)
+    recordings = _recordings(config.recording, timers, wall_s)
     rtc = WebRtcConnections(ice_settings(config), limits, peers=peers, timers=timers, metrics=metrics)
-    services = Services(config, registry, Access(config, tokens), metrics, timers, peers, rtc, wall_s)
+    services = Services(config, registry, Access(config, tokens), metrics, timers, peers, rtc, recordings, wall_s)
     http = _http_server(config, create_app(services, page_folder=page_folder))
     return Daemon(config, engine, services, http, signals)
+
+
+def _recordings(section: RecordingSection, timers: Timers, wall_s: Callable[[], float]) -> Recordings:
+    recordings = Recordings(section, timers=timers, wall_s=wall_s)
+    try:
+        recordings.start()
+    except OSError as error:
+        raise StartError(f"recording.folder {str(section.folder)!r} can't be used: {error}") from None
+    return recordings
 
 
 def _http_server(config: ServeConfig, app: ASGIApp) -> HttpServer:
@@ -250,6 +261,7 @@ async def run(daemon: Daemon, listener: socket.socket, on_ready: Callable[[str],
         raise
     finally:
         await daemon.services.rtc.close_all()
+        await daemon.services.recordings.close()
         await _stop_http(daemon, serving)
         for task in (listening, asked):
             task.cancel()

@@ -75,6 +75,8 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "ice_restart_unsupported": ErrorCode("A connection keeps its ICE session; open another one.", status=422),
     "connection_unknown": ErrorCode("The session has no such WebRTC connection.", status=404),
     "connections_full": ErrorCode("As many WebRTC connections as the server takes are open.", retryable=True, status=503),
+    "recording_off": ErrorCode("The server records nothing; `recording.folder` has to name a folder.", status=409),
+    "recording_unknown": ErrorCode("There is no such recording; it may have been deleted.", status=404),
     # access
     "key_missing": ErrorCode("An API key or a session token is needed.", status=401, close_code=CLOSE_UNAUTHORIZED),
     "key_invalid": ErrorCode("The API key or token is not known.", status=401, close_code=CLOSE_UNAUTHORIZED),

@@ -15,11 +15,13 @@ from av.video.stream import VideoStream
 class Mp4Writer:
     """One H.264 track; size and colour come from the stream's own parameter sets.
 
-    A context manager; the file is whole once it is left. Raises OSError where the path can't be written.
+    A context manager; the file is whole once it is left. ``is_fragmented``: it can be played at any time, through the last
+    group of pictures that was written, also when its writer was killed. Raises OSError where the path can't be written.
     """
 
-    def __init__(self, path: Path, *, fps: int) -> None:
-        self._container = av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"})
+    def __init__(self, path: Path, *, fps: int, is_fragmented: bool = False) -> None:
+        flags = "+frag_keyframe+empty_moov+default_base_moof" if is_fragmented else "+faststart"
+        self._container = av.open(str(path), "w", format="mp4", options={"movflags": flags, "flush_packets": "1"})
         self._time_base = Fraction(1, fps)
         self._stream: VideoStream | None = None
 

@@ -17,7 +17,15 @@ import websockets
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
-from ithaka.configs.schema import AccessSection, ModelSection, ServeConfig, ServerSection, SessionSection, WebRtcSection
+from ithaka.configs.schema import (
+    AccessSection,
+    ModelSection,
+    RecordingSection,
+    ServeConfig,
+    ServerSection,
+    SessionSection,
+    WebRtcSection,
+)
 from ithaka.server.daemon import Daemon, SignalLog, bind, build, url_of
 from ithaka.server.engine_client import ModelChanged
 from ithaka.server.routes.page import PAGE_FOLDER
@@ -35,12 +43,14 @@ def config_for(
     access: dict[str, Any] | None = None,
     sessions: dict[str, Any] | None = None,
     webrtc: dict[str, Any] | None = None,
+    recording: dict[str, Any] | None = None,
 ) -> ServeConfig:
     return ServeConfig(
         server=ServerSection(port=0, **(server or {})),
         access=AccessSection(**(access or {})),
         sessions=SessionSection(**(sessions or {})),
         webrtc=WebRtcSection(**(webrtc or {})),
+        recording=RecordingSection(**(recording or {})),
         models=(ModelSection(name=MODEL, family="synthetic"),),
     )
 
@@ -147,6 +157,7 @@ async def served(
         finally:
             daemon.registry.force_all()
             await daemon.services.rtc.close_all()
+            await daemon.services.recordings.close()
             await cut(daemon, serving)
             assert timers.num_pending == 0, "a timer was left behind"
 

@@ -35,6 +35,7 @@ class CreateBody(Schema):
     window_frames: Annotated[int, Field(strict=True, ge=2, le=256)] | None = None
     max_frames: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQ)] | None = None
     delivery: Delivery = "lossless"
+    record: bool = False
     options: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -44,7 +45,7 @@ class CreateBody(Schema):
         return self
 
     def wish(self) -> SessionWish:
-        return SessionWish(**dict(self))
+        return SessionWish(**{name: value for name, value in dict(self).items() if name != "record"})
 
 
 class ControlRequest(ControlBody):

@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection
 from ithaka.configs.schema import ServeConfig
 from ithaka.server.auth import Access, Principal
 from ithaka.server.metrics import Metrics
+from ithaka.server.recording.recordings import Recordings
 from ithaka.server.routes.open_streams import OpenStreams
 from ithaka.server.session.peer import PeerSettings
 from ithaka.server.session.registry import SessionRegistry
@@ -29,6 +30,7 @@ class Services:
     timers: Timers
     peers: PeerSettings
     rtc: WebRtcConnections
+    recordings: Recordings
     wall_s: Callable[[], float]
     """Seconds since 1970."""
     streams: OpenStreams = field(default_factory=OpenStreams)

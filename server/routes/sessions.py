@@ -38,14 +38,26 @@ BODY = ("invalid_json", "body_too_large", "unsupported_media_type")
     responses={
         202: {"model": CreatedView, "description": "Every place is taken; the session waits, see `queue_position`."},
         **error_answers(
-            *ALWAYS, *BODY, "control_not_taken", "model_unknown", "model_unavailable", "queue_full", "server_stopping"
+            *ALWAYS,
+            *BODY,
+            "control_not_taken",
+            "model_unknown",
+            "model_unavailable",
+            "queue_full",
+            "server_stopping",
+            "recording_off",
         ),
     },
 )
 async def create(body: CreateBody, request: Request, response: Response, registry: Registry, _: Operator) -> CreatedView:
     """Admitted at once, or queued. The answer carries the token with which its controller connects."""
+    services = services_of(request)
+    if body.record:
+        services.recordings.require()
     session = registry.create(body.wish())
-    token, expires_s = services_of(request).access.tokens.mint(session.session_id, "controller")
+    if body.record:
+        services.recordings.begin(session)
+    token, expires_s = services.access.tokens.mint(session.session_id, "controller")
     response.headers["Location"] = f"/v1/sessions/{session.session_id}"
     if registry.queue_position(session.session_id) is not None:
         response.status_code = 202
