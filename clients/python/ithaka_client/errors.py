@@ -4,7 +4,7 @@
 
     IthakaError
      ├─ ApiError                  the server answered a call with an error
-     │   ├─ RequestInvalidError     400, 413, 422: ``field`` names what to change
+     │   ├─ RequestInvalidError     any other 4xx: ``field`` names what to change, where one part is to blame
      │   ├─ AccessError             401, 403: key or token missing, expired, or without the right
      │   ├─ NotFoundError           404: no such session or model
      │   ├─ ConflictError           409: not possible in the state that the session is in
@@ -141,17 +141,14 @@ def api_error(
 ) -> ApiError:
     """The class that fits an HTTP status."""
     kinds: dict[int, type[ApiError]] = {
-        400: RequestInvalidError,
         401: AccessError,
         403: AccessError,
         404: NotFoundError,
         409: ConflictError,
-        413: RequestInvalidError,
-        422: RequestInvalidError,
         429: CapacityError,
         503: CapacityError,
     }
-    kind = kinds.get(status, ApiError)
+    kind = kinds.get(status, RequestInvalidError if 400 <= status < 500 else ApiError)
     return kind(code, message, retryable=retryable, status=status, field=field, retry_after_s=retry_after_s)
 
 
