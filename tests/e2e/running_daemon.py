@@ -44,7 +44,7 @@ def running_daemon(folder: Path, config: str) -> Iterator[RunningDaemon]:
             stderr=subprocess.STDOUT,
         )
         try:
-            yield RunningDaemon(_await_ready(process, log), log)
+            yield RunningDaemon(await_ready(process, log), log)
             process.send_signal(signal.SIGINT)
             assert process.wait(GONE_WITHIN_S) == 0, log.read_text()
         finally:
@@ -52,7 +52,7 @@ def running_daemon(folder: Path, config: str) -> Iterator[RunningDaemon]:
             process.wait()
 
 
-def _await_ready(process: subprocess.Popen[bytes], log: Path) -> str:
+def await_ready(process: subprocess.Popen[bytes], log: Path) -> str:
     pause, deadline_s = Event(), time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline_s and process.poll() is None:
         if found := re.search(r"serves at (http://\S+?)/?\s", log.read_text()):
