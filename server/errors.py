@@ -12,12 +12,9 @@ from typing import Literal
 Place = Literal["http", "websocket", "end"]
 """Where a code shows up: in an HTTP answer, in an ``error`` message, or as the reason of a session's end."""
 
-CLOSE_DONE = 1000
 CLOSE_GOING_AWAY = 1001
 CLOSE_VIOLATION = 1008
-CLOSE_TOO_LARGE = 1009
 CLOSE_FAILED = 1011
-CLOSE_TRY_AGAIN = 1012
 CLOSE_VIEWERS_FULL = 1013
 CLOSE_UNAUTHORIZED = 4401
 CLOSE_FORBIDDEN = 4403

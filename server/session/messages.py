@@ -10,7 +10,6 @@ from ithaka.server.errors import ProtocolViolation
 from ithaka.server.session.events import State
 from ithaka.workers.contract import Pixels
 
-PROTOCOL_VERSION = 1
 MAX_KEYS = 32
 """Of one control message; more fingers than anybody has."""
 MAX_PROMPT_CHARACTERS = 4096

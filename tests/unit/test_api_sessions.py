@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from tests.fakes import MODEL, READY, FakeEngine
@@ -13,7 +12,6 @@ from tests.served import config_for, served
 
 from ithaka.server.app import create_app
 from ithaka.server.engine_client import EngineSessionEnded, ModelState, StepTimed
-from ithaka.server.routes.guards import SECURITY_HEADERS
 
 KEY = "0123456789abcdef-key"
 AS_KEY = {"Authorization": f"Bearer {KEY}"}
@@ -369,38 +367,6 @@ async def test_many_ended_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch
         assert len(server.daemon.registry.all()) == 4
         assert (await server.http.get(f"/v1/sessions/{made[1]['id']}")).status_code == 404
         assert (await server.look(made[0]["id"]))["state"] == "connecting"
-
-
-async def test_every_answer_carries_security_headers() -> None:
-    async with served() as server:
-        for path in ("/", "/v1/models", "/nothing", "/openapi.json"):
-            headers = (await server.http.get(path)).headers
-            assert {name: headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
-            assert headers["Cache-Control"] == "no-store"
-            assert "Server" not in headers
-        assert "unsafe" not in SECURITY_HEADERS["Content-Security-Policy"]
-
-
-async def test_the_page_is_served_and_nothing_beside_it(tmp_path: Path) -> None:
-    folder = tmp_path / "page"
-    folder.mkdir()
-    (folder / "index.html").write_text("<!doctype html><title>Ithaka</title>")
-    (folder / "page.js").write_text("export {};")
-    (tmp_path / "secret.txt").write_text("no")
-    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    async with served(page_folder=folder) as server:
-        assert "<title>Ithaka" in (await server.http.get("/")).text
-        script = await server.http.get("/page.js")
-        assert script.headers["Content-Type"].startswith("text/javascript")
-        for path in ("/secret.txt", "/link.txt", "/%2e%2e/secret.txt", "/..%2fsecret.txt"):
-            assert (await server.http.get(path)).status_code == 404
-        assert (await server.http.get("/v1/models")).status_code == 200
-
-
-async def test_without_a_page_there_is_a_text(tmp_path: Path) -> None:
-    async with served(page_folder=tmp_path / "missing") as server:
-        answer = await server.http.get("/")
-        assert (answer.status_code, "/v1/models" in answer.text) == (200, True)
 
 
 async def test_two_applications_share_nothing() -> None:

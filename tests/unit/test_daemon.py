@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import socket
-import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,9 +14,7 @@ import structlog.testing
 from tests.fakes import MODEL, FakeEngine, FakeTimers
 from tests.served import FakeWall, Served, config_for
 
-from ithaka.configs.schema import ServeConfig
-from ithaka.server.daemon import Daemon, SignalLog, bind, build, run, serve, url_of
-from ithaka.server.engine_client import EngineError
+from ithaka.server.daemon import Daemon, SignalLog, bind, build, run
 
 DRAIN_S = 8.0
 
@@ -306,102 +298,3 @@ async def test_a_daemon_that_is_cancelled_kills_its_engine() -> None:
         with pytest.raises(asyncio.CancelledError):
             await run_.exit_code
         assert run_.server.engine.calls == ["start", "kill"]
-
-
-# -- starting ----------------------------------------------------------------------------------------------------------
-
-
-async def start(config: ServeConfig, engine: FakeEngine) -> tuple[int, str]:
-    """The exit code and the reason it logged."""
-    with structlog.testing.capture_logs() as logs:
-        code = await serve(config, engine, on_ready=lambda url: pytest.fail("it started"))
-    return code, next(str(entry["reason"]) for entry in logs if entry["event"] == "daemon.cant_start")
-
-
-async def test_a_port_in_use() -> None:
-    engine = FakeEngine()
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        config = config_for().model_copy(update={"server": config_for().server.model_copy(update={"port": port})})
-        code, reason = await start(config, engine)
-    assert code == 2
-    assert f"port {port}" in reason
-    assert engine.calls == [], "no child was started"
-
-
-async def test_a_host_that_is_not_ours() -> None:
-    config = config_for(server={"host": "host.invalid"}, access={"api_keys": ("0123456789abcdef",)})
-    code, reason = await start(config, FakeEngine())
-    assert (code, "host.invalid" in reason) == (2, True)
-
-
-async def test_an_engine_that_cannot_start() -> None:
-    engine = FakeEngine()
-    engine.refuses_to_run = EngineError("no_device", "no CUDA device is free")
-    code, reason = await start(config_for(), engine)
-    assert (code, reason) == (2, "no CUDA device is free")
-    assert engine.calls == ["start", "stop"]
-
-
-@pytest.mark.parametrize("content", [None, "no certificate"])
-async def test_tls_files_that_are_missing_or_wrong(tmp_path: Path, content: str | None) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    if content is not None:
-        certificate.write_text(content)
-        key.write_text(content)
-    engine = FakeEngine()
-    code, reason = await start(config_for(server={"tls_certificate": certificate, "tls_key": key}), engine)
-    assert (code, str(certificate) in reason, engine.calls) == (2, True, [])
-
-
-async def test_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run(  # noqa: ASYNC221 — a test may wait
-        [*make.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )
-    config = config_for(server={"tls_certificate": certificate, "tls_key": key})
-    seen: list[int] = []
-
-    def on_ready(url: str) -> None:
-        tasks.append(asyncio.create_task(ask(url)))
-
-    async def ask(url: str) -> None:
-        assert url.startswith("https://127.0.0.1:")
-        async with httpx.AsyncClient(verify=ssl.create_default_context(cafile=certificate), trust_env=False) as http:
-            seen.append((await http.get(f"{url}healthz")).status_code)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    tasks: list[asyncio.Task[None]] = []
-    with structlog.testing.capture_logs():
-        assert await serve(config, FakeEngine(), on_ready=on_ready) == 0
-    assert seen == [200]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_real_signals_are_recorded_and_given_back(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with structlog.testing.capture_logs():
-        code = await serve(config_for(), FakeEngine(), on_ready=lambda url: os.kill(os.getpid(), number))
-    assert code == 0
-    assert signal.getsignal(number) is before
-
-
-async def test_a_peer_that_takes_nothing_is_cut_by_the_kernel() -> None:
-    config = config_for(sessions={"ack_timeout_s": 7})
-    with bind(config) as listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [("127.0.0.1", "http://127.0.0.1:{}/"), ("0.0.0.0", "http://127.0.0.1:{}/"), ("localhost", "http://localhost:{}/")],
-)
-def test_the_url_for_people(host: str, url: str) -> None:
-    config = config_for(server={"host": host}, access={"api_keys": ("0123456789abcdef",)})
-    with bind(config) as listener:
-        assert url_of(config, listener) == url.format(listener.getsockname()[1])
