@@ -1,9 +1,11 @@
 """How much two (or more) CPU ranks gain over one on a small causal DiT, with our exchange and with gloo's all-to-all.
 
-    python -m benchmarks.ulysses_host [--ranks 2] [--forwards 60] [--rounds 3]
+    python -m benchmarks.ulysses_host [--ranks 2] [--forwards 6] [--rounds 30]
 
-Every rank is a process with one thread. Transports are measured in alternating rounds; the table shows the median forward
-of the slowest rank. Below it: one exchange alone, back to back, from Python.
+Every rank is a process with one thread. Rounds of host, gloo and (without any exchange, on local copies) the bare arithmetic
+of a share alternate; a round counts as its median forward on the slowest rank, and the table shows the quietest round and
+the median round, because other work on the machine hits several ranks harder than one. Below it: one exchange alone, back
+to back, from Python, likewise.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.comm_ext.ulysses.group import GroupDescriptors, RankGroup
 
 LAYERS, WIDTH, HEADS, DIM, MLP = 8, 256, 4, 64, 1024
-TOKENS, KEY_FRAMES = 64, 15
+TOKENS, KEY_FRAMES = 64, 1 + 15  # a frame sees itself and 15 before it
 MAX_BYTES = 16 << 20
 
 Scatter = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
@@ -47,6 +49,14 @@ class Dit:
         self.modulation = torch.randn(LAYERS, 6, WIDTH) * 0.1
         self.window = torch.randn(LAYERS, 2, 1, self.heads, KEY_FRAMES * TOKENS, DIM)
         self.latents = torch.randn(1, TOKENS, WIDTH)
+
+    def local_scatter(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The shapes of an exchange without peers."""
+        return [x.reshape(1, TOKENS, self.heads, DIM) for x in (q, k, v)]
+
+    def local_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Likewise, back."""
+        return x.reshape(1, self.tokens, HEADS, DIM)
 
     def forward(self, x: torch.Tensor, scatter: Scatter, gather: Gather) -> torch.Tensor:
         """One forward of ``x`` [1, tokens, width]."""
@@ -81,25 +91,23 @@ def gloo_gather(x: torch.Tensor) -> torch.Tensor:
     return received.permute(1, 2, 0, 3, 4).reshape(1, tokens, HEADS, DIM)
 
 
-def seconds_per_call(call: Callable[[], object], count: int) -> list[float]:
-    """Each call's time, after a short warm-up."""
-    for _ in range(5):
-        call()
+def median_seconds(call: Callable[[], object], count: int) -> float:
+    """Of ``count`` calls, after two to warm up."""
     times = []
-    for _ in range(count):
+    for _ in range(count + 2):
         began = time.perf_counter()
         call()
         times.append(time.perf_counter() - began)
-    return times
+    return statistics.median(times[2:])
 
 
 def run_rank(args: argparse.Namespace) -> None:
-    """A rank: measures in rounds, prints one JSON line."""
+    """A rank: measures in rounds, prints one JSON line: per name the median seconds of each round."""
     torch.set_num_threads(1)
     group = RankGroup.from_fds(rank=args.rank, num_ranks=args.ranks, fds=args.fds) if args.ranks > 1 else None
     dit = Dit(args.ranks)
     shard = dit.latents[:, args.rank * dit.tokens : (args.rank + 1) * dit.tokens]
-    times: dict[str, list[float]] = {"host": [], "gloo": []}
+    rounds: dict[str, list[float]] = {}
     with torch.inference_mode(), contextlib.ExitStack() as stack:
         ours = stack.enter_context(UlyssesCommunicator(group, max_bytes=MAX_BYTES, timeout_s=30))
         ways: dict[str, tuple[Scatter, Gather]] = {"host": (ours.scatter_qkv, ours.gather_heads)}
@@ -107,12 +115,14 @@ def run_rank(args: argparse.Namespace) -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=args.rank, world_size=args.ranks)
             ways["gloo"] = (gloo_scatter, gloo_gather)
+            ways["bare"] = (dit.local_scatter, dit.local_gather)
             reference = dit.forward(shard, *ways["gloo"])
             if not torch.equal(reference, dit.forward(shard, *ways["host"])):
                 raise SystemExit("host and gloo differ")
         for _ in range(args.rounds):
             for name, (scatter, gather) in ways.items():
-                times[name] += seconds_per_call(functools.partial(dit.forward, shard, scatter, gather), args.forwards)
+                forward = functools.partial(dit.forward, shard, scatter, gather)
+                rounds.setdefault(name, []).append(median_seconds(forward, args.forwards))
         x = torch.randn(1, dit.tokens, HEADS, DIM)
         y = ours.scatter_heads(x)
         for name, call in {
@@ -121,14 +131,14 @@ def run_rank(args: argparse.Namespace) -> None:
             "gather_heads": lambda: ours.gather_heads(y),
             "scatter_qkv": lambda: ours.scatter_qkv(x, x, x),
         }.items():
-            times[name] = seconds_per_call(call, 3000)
+            rounds[name] = [median_seconds(call, 400) for _ in range(args.rounds)]
         if args.ranks > 1:
             dist.destroy_process_group()
-    sys.stdout.write(json.dumps({name: statistics.median(spent) for name, spent in times.items() if spent}) + "\n")
+    sys.stdout.write(json.dumps(rounds) + "\n")
 
 
-def measure(num_ranks: int, forwards: int, rounds: int) -> dict[str, float]:
-    """Median seconds per name, of the slowest rank."""
+def measure(num_ranks: int, forwards: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round per name, of the slowest rank."""
     descriptors = GroupDescriptors.create(num_ranks)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.ulysses_host", "--ranks", str(num_ranks)]
@@ -139,15 +149,15 @@ def measure(num_ranks: int, forwards: int, rounds: int) -> dict[str, float]:
             for rank in range(num_ranks)
         ]
         descriptors.close()
-        medians = [json.loads(rank.communicate()[0]) for rank in ranks]
-    return {name: max(median[name] for median in medians) for name in medians[0]}
+        reports = [json.loads(rank.communicate()[0]) for rank in ranks]
+    return {name: [max(each) for each in zip(*(report[name] for report in reports), strict=True)] for name in reports[0]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, choices=(1, 2, 4))
-    parser.add_argument("--forwards", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--forwards", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--fds", type=int, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
@@ -158,14 +168,16 @@ def main() -> None:
     alone, together = measure(1, args.forwards, args.rounds), measure(args.ranks, args.forwards, args.rounds)
     print(f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, 1 thread a rank")
     print(f"DiT: {LAYERS} layers, width {WIDTH}, {HEADS} x {DIM}, {TOKENS} tokens, {KEY_FRAMES} frames of keys, fp32")
-    print(f"{'forward':28}{'ms':>8}{'speed-up':>10}")
-    print(f"{'1 rank':28}{alone['host'] * 1e3:8.2f}{1:10.2f}")
-    for name in ("host", "gloo"):
-        print(f"{f'{args.ranks} ranks, {name}':28}{together[name] * 1e3:8.2f}{alone['host'] / together[name]:10.2f}")
-    print(f"{'one exchange':28}{'us':>8}")
-    for name in together:
-        if name not in ("host", "gloo"):
-            print(f"{name:28}{together[name] * 1e6:8.1f}")
+    print(f"{'forward':28}{'quietest ms':>12}{'speed-up':>10}{'median ms':>12}{'speed-up':>10}")
+    one = alone["host"]
+    rows = {"1 rank": one, **{f"{args.ranks} ranks, {name}": together.pop(name) for name in ("host", "gloo", "bare")}}
+    for name, spent in rows.items():
+        quietest, median = min(spent), statistics.median(spent)
+        gain, median_gain = min(one) / quietest, statistics.median(one) / median
+        print(f"{name:28}{quietest * 1e3:12.2f}{gain:10.2f}{median * 1e3:12.2f}{median_gain:10.2f}")
+    print(f"{'one exchange':28}{'quietest us':>12}{'':10}{'median us':>12}")
+    for name, spent in together.items():
+        print(f"{name:28}{min(spent) * 1e6:12.1f}{'':10}{statistics.median(spent) * 1e6:12.1f}")
 
 
 if __name__ == "__main__":

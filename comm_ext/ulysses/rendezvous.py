@@ -36,7 +36,8 @@ REFUSED = 0
 MAX_UNSETTLED = 16
 """Calls that a rank may post without waiting; two ranks then differ by 2 x 16 calls at most, half the signature ring."""
 _SLICE_S = 0.02
-_SPIN_NS = 100_000
+_SHORTEST_SPIN_NS = 20_000
+_LONGEST_SPIN_NS = 300_000
 _RECORD_WAIT_S = 0.1
 _REFUSAL_CHARS = 300
 
@@ -71,6 +72,7 @@ class Rendezvous:
         self._number = 0
         self._settled = 0
         self._closed = False
+        self._spin_ns = _LONGEST_SPIN_NS
         self.counters = WaitCounters()
 
     def join(self, facts: dict[str, Any], *, refusal: UlyssesError | None, timeout_s: float) -> None:
@@ -172,8 +174,7 @@ class Rendezvous:
         """See Membership."""
         if self._closed:
             return
-        self._enter(RankState.CLOSING)
-        self._futex.wake(self._control.posted_word[self._rank])
+        self._leave()
         for peer in self._peers:
             if not self._await_state(peer, RankState.CLOSING, self._timeout_s):
                 logger.warning("ulysses.close_unmatched: rank %d left, rank %d did not", self._rank, peer)
@@ -184,8 +185,8 @@ class Rendezvous:
         """Give up mapping and descriptors at once; peers that wait for this rank learn that it left."""
         if self._closed:
             return
+        self._leave()
         self._closed = True
-        self._words[self._control.state_word[self._rank]] = RankState.CLOSING
         self._watch.close()
         self._words.release()
         self._control.release()
@@ -195,10 +196,11 @@ class Rendezvous:
 
     def _await_posted(self, peer: int, number: int) -> None:
         words, posted, fault = self._words, self._control.posted_word[peer], self._control.fault_word
-        until_ns = time.monotonic_ns() + _SPIN_NS
-        while time.monotonic_ns() < until_ns:
+        began_ns = time.monotonic_ns()
+        while time.monotonic_ns() < began_ns + self._spin_ns:
             os.sched_yield()
             if words[posted] >= number:
+                self._spin_ns = min(2 * self._spin_ns, _LONGEST_SPIN_NS)
                 return
         self.counters.slept += 1
         waited_s = 0.0
@@ -211,6 +213,12 @@ class Rendezvous:
             if waited_s >= self._timeout_s:
                 self._blame_slowest()
             waited_s += self._sleep(posted, seen)
+        # A sleeper costs the late rank a system call and itself the way back, so spin where the wait was short enough for
+        # that; where it was not (a busy machine), spinning only takes time from whoever is awaited.
+        if time.monotonic_ns() - began_ns < _LONGEST_SPIN_NS:
+            self._spin_ns = min(2 * self._spin_ns, _LONGEST_SPIN_NS)
+        else:
+            self._spin_ns = max(self._spin_ns // 2, _SHORTEST_SPIN_NS)
 
     def _await_state(self, peer: int, state: RankState, timeout_s: float) -> bool:
         """Wait for the peer to reach the state; False if it won't: timeout, death, or (when leaving) a broken group."""
@@ -239,6 +247,10 @@ class Rendezvous:
         self._futex.fence()
         self._words[word] = state
         self._futex.wake(word)
+
+    def _leave(self) -> None:
+        self._enter(RankState.CLOSING)
+        self._futex.wake(self._control.posted_word[self._rank])
 
     def _compare(self, call: int) -> None:
         words, control, entry = self._words, self._control, call % SIGNATURE_RING

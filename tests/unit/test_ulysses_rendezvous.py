@@ -307,3 +307,66 @@ def test_own_identity_is_seen_alive() -> None:
     watch = PeerWatch({0: ProcessIdentity.own()})
     assert watch.dead() == frozenset()
     watch.close()
+
+
+def test_a_sleeper_is_woken_by_the_post_and_not_by_its_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ithaka.comm_ext.ulysses.rendezvous._SLICE_S", 3600.0)
+    with joined(2, timeout_s=7200.0) as (first, second):
+        asleep = threading.Event()
+        wait = first._futex.wait
+
+        def announced(word: int, seen: int, timeout_s: float) -> None:
+            asleep.set()
+            wait(word, seen, timeout_s)
+
+        monkeypatch.setattr(first._futex, "wait", announced)
+        waiter = threading.Thread(target=lambda: first.settle(first.post(5)), daemon=True)
+        waiter.start()
+        assert asleep.wait(20)
+        second.post(5)
+        waiter.join(20)
+        assert not waiter.is_alive()
+        assert first.num_unsettled == 0
+
+
+def test_spinning_gets_short_where_waits_are_long_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with joined(2) as (first, second):
+        now_ns = [0]
+        monkeypatch.setattr("ithaka.comm_ext.ulysses.rendezvous.time.monotonic_ns", lambda: now_ns[0])
+        monkeypatch.setattr(
+            "ithaka.comm_ext.ulysses.rendezvous.os.sched_yield", lambda: now_ns.__setitem__(0, now_ns[0] + 1000)
+        )
+
+        def late_by(extra_ns: int) -> None:
+            def post_late(word: int, seen: int, timeout_s: float) -> None:
+                now_ns[0] += extra_ns
+                second.post(5)
+
+            monkeypatch.setattr(first._futex, "wait", post_late)
+            first.settle(first.post(5))
+
+        spins = [first._spin_ns]
+        for _ in range(6):
+            late_by(10_000_000)
+            spins.append(first._spin_ns)
+        assert spins == sorted(spins, reverse=True)
+        assert spins[-1] == 20_000
+        for _ in range(6):
+            late_by(1_000)
+        assert first._spin_ns == 300_000 == spins[0]
+        assert first.counters.slept == 12
+
+
+def test_a_wait_on_a_word_that_has_changed_returns_at_once() -> None:
+    with joined(2) as (first, _):
+        word = first._control.posted_word[0]
+        first._futex.wait(word, first._words[word] + 1, 3600.0)
+        first._futex.wait(word, first._words[word], 0.001)
+        first._futex.full_fence()
+
+
+def test_a_supervisor_makes_groups_without_torch() -> None:
+    script = "import sys, ithaka.comm_ext.ulysses.group as g; g.GroupDescriptors.create(2); print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    printed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert printed.stdout == "False\n"

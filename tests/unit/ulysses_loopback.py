@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.comm_ext.ulysses.group import GroupDescriptors, RankGroup
 
@@ -42,3 +44,17 @@ def on_every_rank(num_ranks: int, body: Callable[[UlyssesCommunicator], T], **op
             return body(communicator)
 
     return on_every_seat(num_ranks, run)
+
+
+def numbered(batch: int, seq: int, heads: int, dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[B, S, H, D] that differs everywhere (as far as the dtype can)."""
+    return (torch.arange(batch * seq * heads * dim) % 120).view(batch, seq, heads, dim).to(dtype)
+
+
+def bits(x: torch.Tensor) -> bytes:
+    """The elements' bytes: equal where NaN is, unlike torch.equal."""
+    return bytes(x.contiguous().flatten().view(torch.uint8).numpy())
+
+
+def own_shard(rank: int, splits: tuple[int, ...], whole: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.split(whole, list(splits), dim=dim)[rank]
