@@ -15,7 +15,7 @@ from ithaka.workers.families.wan.autoencoder import TinyAutoencoder
 from ithaka.workers.families.wan.model import CausalWanModel
 from ithaka.workers.families.wan.prompt import PromptEncoder
 from ithaka.workers.families.wan.spec import LABYRINTH
-from ithaka.workers.families.wan.weights import WorldModel, load_world_model, save_world_model
+from ithaka.workers.families.wan.weights import WorldModel, save_world_model
 
 from .clips import ClipMaker
 from .distil import Distiller, frozen_copy
@@ -43,19 +43,15 @@ def main(argv: list[str] | None = None) -> None:
     clips = ClipMaker(options.seed + 1, device, renderer, RENDER_BLOCK if compiled else None)
 
     transformer, prompt_encoder = CausalWanModel().to(device), PromptEncoder(64).to(device)
-    first_step = 0
-    if options.resume is not None:
-        shipped = load_world_model(options.resume / "weights")
-        autoencoder = shipped.autoencoder.to(device, memory_format=torch.channels_last)
-        modules = {"transformer": transformer, "prompt_encoder": prompt_encoder}
-        first_step = load_state(options.resume, modules)
-        log(f"resumed at step {first_step}")
-    else:
-        autoencoder = TinyAutoencoder().to(device)
-        train_autoencoder(
-            autoencoder, clips, seconds=options.autoencoder_seconds, batch=options.pictures, compiled=compiled, log=log
-        )
-        autoencoder.requires_grad_(False)
+    autoencoder = TinyAutoencoder().to(device)
+    modules = {"transformer": transformer, "prompt_encoder": prompt_encoder, "autoencoder": autoencoder}
+    first_step = load_state(options.resume, modules) if options.resume is not None else 0
+    teach = partial(train_autoencoder, autoencoder, clips, batch=options.pictures, log=log)
+    if options.autoencoder_seconds > 0:
+        teach(seconds=options.autoencoder_seconds, compiled=compiled)
+    if options.decoder_seconds > 0:
+        teach(seconds=options.decoder_seconds, compiled=False, decoder_only=True)
+    autoencoder.requires_grad_(False).eval().to(memory_format=torch.channels_last)
 
     plan = TrainingPlan(
         seconds=options.transformer_seconds,
@@ -73,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     trainer = Trainer(transformer, prompt_encoder, plan)
     step = trainer.train(bank, log, first_step=first_step)
     log(f"transformer trained to step {step}")
-    save_state(options.out, {"transformer": transformer, "prompt_encoder": prompt_encoder}, step)
+    save_state(options.out, modules, step)
     trainer.swap_means()
 
     export = partial(_export, autoencoder=autoencoder, clips=ClipMaker(77, device), log=log)
@@ -125,10 +121,11 @@ class _Log:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for weights, state, table and film strips")
-    parser.add_argument("--resume", type=Path, help="folder of an earlier run; its autoencoder is kept")
+    parser.add_argument("--resume", type=Path, help="folder of an earlier run, whose state goes on")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--autoencoder-seconds", type=float, default=100)
+    parser.add_argument("--autoencoder-seconds", type=float, default=100, help="0 after --resume")
+    parser.add_argument("--decoder-seconds", type=float, default=0, help="more of the decoder alone; latents stay")
     parser.add_argument("--transformer-seconds", type=float, default=300)
     parser.add_argument("--distil-seconds", type=float, default=0, help="0 leaves the stage out")
     parser.add_argument("--decay", type=float, default=0.0, help="share of the time over which the rates fall to zero")

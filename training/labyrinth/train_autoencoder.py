@@ -16,17 +16,31 @@ from .clips import ClipMaker
 LEARNING_RATE = 2e-3
 LATENT_NOISE = 0.06
 """Added to the latents in training, so that the decoder forgives what the transformer gets slightly wrong."""
+ENERGY_WEIGHT = 0.5
 FRAMES_PER_WALK = 4
 STEPS_PER_DRAW = 16
 
 
 def train_autoencoder(
-    model: TinyAutoencoder, clips: ClipMaker, *, seconds: float, batch: int, compiled: bool, log: Callable[[str], None]
+    model: TinyAutoencoder,
+    clips: ClipMaker,
+    *,
+    seconds: float,
+    batch: int,
+    compiled: bool,
+    decoder_only: bool = False,
+    log: Callable[[str], None],
 ) -> None:
-    """Minimise squared and absolute error of pictures and of their gradients; leaves the model in eval mode."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=1e-4)
+    """Minimise squared and absolute error of pictures and of their gradients; leaves the model in eval mode.
+
+    ``decoder_only`` keeps the latents as they are, so that a transformer trained on them still fits.
+    """
+    trained = model.decoder if decoder_only else model
+    trained.requires_grad_(True)
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=1e-4)
     forward = torch.compile(_loss, dynamic=False) if compiled else _loss
-    model.train().to(memory_format=torch.channels_last)
+    trained.train()
+    model.to(memory_format=torch.channels_last)
     pool = _pool(clips, batch)
     started = time.monotonic()
     step = 0
@@ -39,26 +53,33 @@ def train_autoencoder(
             group["lr"] = rate
         chosen = torch.randint(0, pool.shape[0], (batch,), device=pool.device)
         pictures = pool[chosen].float().to(memory_format=torch.channels_last) / 127.5 - 1
-        with torch.autocast(pictures.device.type, torch.bfloat16, enabled=compiled):
+        with torch.autocast(pictures.device.type, torch.bfloat16, enabled=pictures.is_cuda):
             loss, squared = forward(model, pictures)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % 200 == 0:
             log(f"autoencoder step {step}, {share:4.0%} of its time, {-10 * math.log10(squared.item() / 4):.2f} dB")
         step += 1
-    model.eval()
+    model.requires_grad_(False).eval()
 
 
 def _loss(model: TinyAutoencoder, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     latents = model.encode(pictures)
-    noisy = latents + LATENT_NOISE * torch.randn_like(latents)
+    amount = LATENT_NOISE * 2 * torch.rand(latents.shape[0], 1, 1, 1, device=latents.device)
+    noisy = latents + amount * torch.randn_like(latents)
     decoded = model.decode(noisy).float()
     error = decoded - pictures
     squared = error.square().mean()
-    edges = (error[..., 1:] - error[..., :-1]).abs().mean() + (error[..., 1:, :] - error[..., :-1, :]).abs().mean()
-    return 2 * squared + 0.1 * error.abs().mean() + 0.1 * edges, squared.detach()
+    edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
+    energy = sum((_energy(decoded, dim) - _energy(pictures, dim)).abs().mean() for dim in (-1, -2))
+    return 2 * squared + 0.1 * error.abs().mean() + 0.1 * edges + ENERGY_WEIGHT * energy, squared.detach()
+
+
+def _energy(pictures: torch.Tensor, dim: int) -> torch.Tensor:
+    """How much changes from pixel to pixel around every place: a blurred edge has less of it wherever it lies."""
+    return F.avg_pool2d(pictures.diff(dim=dim).abs(), 5, stride=2)
 
 
 def _pool(clips: ClipMaker, batch: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 The package marks a few functions for torch's graph compiler and imports its flexible attention at once. Together these
 imports take longer than loading this model, and nothing here compiles, so they are stood in for while importing. A process
-that has loaded the compiler already, as training does, gets the real ones.
+that has loaded the compiler already gets the real ones, and so does one with packages that diffusers would import further.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 
 @contextmanager
 def _compiler_stood_in_for() -> Iterator[None]:
-    if "torch._dynamo" in sys.modules:
+    others = any(find_spec(name) is not None for name in ("peft", "transformers"))
+    if others or "torch._dynamo" in sys.modules:
         yield
         return
     compiler = ModuleType("torch._dynamo")

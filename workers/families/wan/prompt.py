@@ -59,6 +59,15 @@ def padded_ids(ids: tuple[int, ...]) -> list[int]:
     return [*ids, *([0] * (PROMPT_TOKENS - len(ids)))]
 
 
+def theme_of(prompt: str) -> int | None:
+    """Index in THEME_WORDS of the look that the first known word stands for; None if no word is known."""
+    ids = word_ids(prompt)
+    if not ids:
+        return None
+    word = VOCABULARY[ids[0] - 1]
+    return next(index for index, words in enumerate(THEME_WORDS.values()) if word in words)
+
+
 class PromptEncoder(nn.Module):
     """A learned vector per word, and one for "no word"."""
 

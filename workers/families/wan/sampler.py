@@ -77,6 +77,15 @@ class FrameSampler:
         self._rope = FrameRope(model.config.attention_head_dim, latent_height, latent_width, device=self._device)
         self.progress = progress
 
+    @property
+    def session_bytes(self) -> int:
+        """Bytes that a stream of one keeps on this rank: keys and values of all visible frames."""
+        config = self._model.config
+        tokens = (self._sink + self._window) * self.num_tokens
+        size = torch.empty((), dtype=self._dtype).element_size()
+        per_layer = 2 * tokens * self._num_local_heads * config.attention_head_dim * size
+        return int(config.num_layers * per_layer)
+
     def open(self, seeds: Sequence[int], word_ids: torch.Tensor) -> Stream:
         """A stream per seed, as one batch; ``word_ids`` int64 [B, PROMPT_TOKENS]."""
         config = self._model.config
