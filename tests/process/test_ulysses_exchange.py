@@ -81,6 +81,15 @@ def test_a_late_rank_spoils_nothing(pool: RankPool, phase: str, late: int) -> No
     assert [rank.result() for rank in ranks] == [{"good": 6}] * 3
 
 
+def test_two_communicators_of_overlapping_ranks(pool: RankPool) -> None:
+    ranks = pool.start("two_groups", 3)
+    descriptors = GroupDescriptors.create(2)
+    for rank in ranks[:2]:
+        socket.send_fds(rank.control, [b"pair"], descriptors.fds)
+    descriptors.close()
+    assert [rank.result() for rank in ranks] == [{"equal": 100}, {"equal": 100}, {"equal": 50}]
+
+
 def test_footprint_is_flat_over_a_hundred_lives(pool: RankPool) -> None:
     lives = 100
     ranks = pool.start("many_lives", 2, lives=lives)

@@ -123,3 +123,19 @@ def test_closing_ends_whatever_becomes_of_a_peer(pool: RankPool, phase: str, how
     for rank in (ranks[0], ranks[2]):
         assert rank.result() == {"good": 6}
         rank.await_end()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_the_check_between_calls_names_who_is_gone(pool: RankPool, leaves: bool) -> None:
+    ranks = pool.start("idle", 3, leaves=leaves)
+    for rank in (ranks[0], ranks[2]):
+        rank.reached("idle")
+    if leaves:
+        ranks[VICTIM].await_end()
+    else:
+        ranks[VICTIM].reached("idle")
+        ranks[VICTIM].signal(signal.SIGKILL)
+    for rank in (ranks[0], ranks[2]):
+        rank.go()
+        result = rank.result()
+        assert (result["code"], result["rank"]) == ("ulysses_peer_closed" if leaves else "ulysses_peer_died", VICTIM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -254,6 +255,46 @@ def against_gloo(context: RankContext) -> dict[str, Any]:
     return {"equal": equal}
 
 
+def idle(context: RankContext) -> dict[str, Any]:
+    """Rank 1 leaves or is lost while the others are between calls; what ``check`` says to them."""
+    communicator = context.open()
+    x = torch.ones(1, 2, context.num_ranks, 4)
+    communicator.scatter_heads(x)
+    communicator.check()
+    if context.rank == 1 and context.options["leaves"]:
+        communicator._membership.release()
+        os._exit(0)
+    context.pause("idle")
+    try:
+        communicator.check()
+    except UlyssesPeerError as error:
+        return fault_of(error)
+    finally:
+        communicator.close()
+    return {}
+
+
+def two_groups(context: RankContext) -> dict[str, Any]:
+    """Two communicators of overlapping ranks, the second of ranks 0 and 1 only, used in turns."""
+    fds = socket.recv_fds(context.control, 16, 2)[1] if context.rank < 2 else []
+    equal = 0
+    with contextlib.ExitStack() as stack:
+        wide = stack.enter_context(context.open())
+        pair = None
+        if fds:
+            group = RankGroup.from_fds(rank=context.rank, num_ranks=2, fds=fds)
+            pair = stack.enter_context(UlyssesCommunicator(group, max_bytes=1 << 20, timeout_s=30.0))
+        for call in range(50):
+            whole = whole_tensor(call, 1, 6, 6, 4, torch.float32)
+            x = take(whole, (2, 2, 2), context.rank, 1)
+            equal += torch.equal(wide.scatter_heads(x, tag="wide"), take(whole, (2, 2, 2), context.rank, 2))
+            if pair is not None:
+                half = whole[:, :4]
+                mine = pair.scatter_heads(x, tag="pair")
+                equal += torch.equal(mine, take(half, (3, 3), context.rank, 2))
+    return {"equal": equal}
+
+
 def many_lives(context: RankContext) -> dict[str, Any]:
     """Communicators on groups that arrive one by one; descriptors, mappings and resident memory before and after."""
 
@@ -327,6 +368,8 @@ SCENARIOS: dict[str, Callable[[RankContext], dict[str, Any]]] = {
     "exchange_loop": exchange_loop,
     "random_calls": random_calls,
     "against_gloo": against_gloo,
+    "idle": idle,
+    "two_groups": two_groups,
     "many_lives": many_lives,
     "compiled": compiled,
 }
