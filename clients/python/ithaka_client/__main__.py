@@ -1,4 +1,4 @@
-"""``ithaka-client record OUT.mp4``: watch a session and keep what arrives."""
+"""``ithaka-client record OUT.mp4``: watch a session and keep what arrives. ``ithaka-client bench``: load, and its figures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 
+from ithaka_client.bench import cli as bench
 from ithaka_client.client import Client
 from ithaka_client.errors import IthakaError, NotFoundError
 from ithaka_client.stream import Outcome
@@ -25,8 +26,11 @@ def main() -> None:
     record.add_argument("--prompt", default="")
     record.add_argument("--hold", nargs="*", default=[], metavar="KEY", help="keys held from the start, e.g. KeyW")
     record.add_argument("--exact", action="store_true", help="the model's samples bit for bit")
+    bench.add_command(commands)
     options = parser.parse_args()
     try:
+        if options.command == "bench":
+            sys.exit(bench.run_command(options))
         outcome = asyncio.run(_record(options))
     except (IthakaError, OSError) as error:
         sys.exit(f"ithaka-client: {error}")

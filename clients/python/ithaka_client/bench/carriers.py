@@ -1,0 +1,79 @@
+"""The ways a session's messages and frames can come: text messages as they are, frames as access units."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
+
+from ithaka_client.bench.plan import TransportName
+from ithaka_client.protocol import MAX_MESSAGE_BYTES, SUBPROTOCOL, TOKEN_SUBPROTOCOL_PREFIX, parse_frame
+
+OPEN_TIMEOUT_S = 20.0
+
+
+class Carrier(Protocol):
+    """``acknowledges``: the server waits for acknowledgements of frames."""
+
+    acknowledges: bool
+
+    async def open(self) -> None: ...
+
+    async def send(self, message: str) -> None: ...
+
+    async def receive(self) -> str | bytes | None:
+        """A text message, an access unit, or None when the connection is over."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class WebSocketCarrier:
+    acknowledges = True
+
+    def __init__(self, url: str, session_path: str, token: str) -> None:
+        self._address = f"{url.replace('http', 'ws', 1)}{session_path}/stream"
+        self._token = token
+        self._socket: ClientConnection | None = None
+
+    async def open(self) -> None:
+        protocols = [Subprotocol(SUBPROTOCOL), Subprotocol(TOKEN_SUBPROTOCOL_PREFIX + self._token)]
+        self._socket = await connect(
+            self._address, subprotocols=protocols, compression=None, max_size=MAX_MESSAGE_BYTES, open_timeout=OPEN_TIMEOUT_S
+        )
+
+    async def send(self, message: str) -> None:
+        assert self._socket is not None
+        await self._socket.send(message)
+
+    async def receive(self) -> str | bytes | None:
+        assert self._socket is not None
+        try:
+            message = await self._socket.recv()
+        except ConnectionClosed:
+            return None
+        return message if isinstance(message, str) else parse_frame(message).payload
+
+    async def close(self) -> None:
+        if self._socket is not None:
+            await self._socket.close()
+
+
+def carrier_of(transport: TransportName, url: str, session_path: str, token: str) -> Carrier:
+    """Raises ImportError, saying what to install, where WebRTC is not there."""
+    if transport == "websocket":
+        return WebSocketCarrier(url, session_path, token)
+    try:
+        from ithaka_client.bench.webrtc_carrier import WebRtcCarrier
+    except ImportError as error:
+        raise ImportError(f"WebRTC needs `pip install ithaka-client[bench]` ({error})") from error
+    return WebRtcCarrier(url, session_path, token, has_track=transport == "webrtc")
+
+
+async def read_within(carrier: Carrier, timeout_s: float) -> str | bytes | None:
+    """``receive`` with an end to it. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        return await carrier.receive()

@@ -1,0 +1,195 @@
+"""The load client: its arithmetic, its way from packets to access units, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ithaka.workers.encoding.frame_number import FRAME_NUMBER_UUID as SERVERS_UUID
+from ithaka.workers.encoding.frame_number import with_frame_number
+from ithaka_client.bench.account import Account, spread
+from ithaka_client.bench.assembler import MAX_WAITING_FRAMES, Assembler
+from ithaka_client.bench.frame_number import FRAME_NUMBER_UUID, is_key_frame, read_frame_number
+from ithaka_client.bench.load import RunResult
+from ithaka_client.bench.plan import Arrival, Plan
+from ithaka_client.bench.report import as_json, as_svg, as_table
+
+PLAN = Plan("http://127.0.0.1:1", "a secret key", "m", 1, "webrtc", "live", 1.0, 10.0, True)
+MS = 1_000_000
+KEY_UNIT, PLAIN_UNIT = b"\x00\x00\x00\x01\x67k", b"\x00\x00\x00\x01\x41p"
+
+
+def account(chunk_frames: int = 1) -> Account:
+    return Account("s", fps=10, chunk_frames=chunk_frames, begun_ns=0)
+
+
+def arrive(known: Account, seq: int, at_ms: float, *, generated_ms: float = 0, control_id: int = 0) -> None:
+    known.frame_arrived(Arrival(seq, control_id, int(generated_ms * MS), int(at_ms * MS)))
+
+
+def test_every_missing_frame_is_named_and_a_repeated_one_counts_once() -> None:
+    known = account()
+    for seq in (1, 2, 2, 5):
+        arrive(known, seq, 100 * seq)
+    result = known.result(declared_frames=6, dropped_frames=1, error=None)
+    assert (result.received_frames, result.lost_frames, result.lost) == (3, 3, (3, 4, 6))
+    assert result.dropped_frames == 1 and result.first_frame_ms == 100
+
+
+def test_rate_and_delays_are_those_of_the_frames() -> None:
+    known = account()
+    for seq in range(1, 12):
+        arrive(known, seq, 1000 + 100 * seq, generated_ms=1000 + 100 * seq - 20 - seq)
+    result = known.result(declared_frames=11, dropped_frames=0, error=None)
+    assert result.fps == pytest.approx(10)
+    assert (result.generated_to_decoded_ms.p50, result.generated_to_decoded_ms.largest) == (26, 31)
+
+
+@pytest.mark.parametrize(("chunk_frames", "gap_ms", "stalls"), [(1, 300, 0), (1, 301, 1), (4, 600, 0), (4, 601, 1)])
+def test_a_gap_is_a_stall_from_three_periods_beyond_a_chunk(chunk_frames: int, gap_ms: int, stalls: int) -> None:
+    known = account(chunk_frames)
+    arrive(known, 1, 0)
+    arrive(known, 2, gap_ms)
+    result = known.result(declared_frames=2, dropped_frames=0, error=None)
+    assert (result.stalls, result.stalled_ms) == (stalls, stalls * gap_ms)
+
+
+def test_a_control_is_seen_in_the_first_frame_that_used_it() -> None:
+    known = account()
+    known.control_sent(1, 10 * MS)
+    known.control_sent(2, 20 * MS)
+    known.control_sent(3, 30 * MS)
+    arrive(known, 1, 50, control_id=0)
+    arrive(known, 2, 100, control_id=2)
+    arrive(known, 3, 200, control_id=2)
+    reactions = known.result(declared_frames=3, dropped_frames=0, error=None).control_to_photon_ms
+    assert (reactions.p50, reactions.largest) == (80, 90), "the third was never used"
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
+def test_percentiles_are_measured_values_in_order(values: list[float]) -> None:
+    known = spread(values)
+    assert known.p50 in values and known.p95 in values and known.p99 in values
+    assert known.p50 is not None and known.p95 is not None and known.p99 is not None
+    assert known.p50 <= known.p95 <= known.p99 <= max(values) == known.largest
+
+
+def test_both_sides_mean_the_same_number() -> None:
+    assert FRAME_NUMBER_UUID == SERVERS_UUID
+    unit = bytes(with_frame_number(memoryview(KEY_UNIT + PLAIN_UNIT), seq=5, control_id=6, generated_ns=7))
+    assert read_frame_number(unit) == (5, 6, 7)
+    assert is_key_frame(unit) and not is_key_frame(PLAIN_UNIT)
+    assert read_frame_number(PLAIN_UNIT) is None
+    assert read_frame_number(FRAME_NUMBER_UUID.bytes + b"x" * 48) is None
+
+
+# -- packets -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Packet:
+    sequence_number: int
+    marker: int
+    _data: bytes
+
+
+def packets_of(frame_sizes: list[int], first: int, keys: frozenset[int] = frozenset()) -> tuple[list[Packet], list[bytes]]:
+    """Packets of frames of so many packets each, and their access units."""
+    packets: list[Packet] = []
+    units = []
+    for index, size in enumerate(frame_sizes):
+        head = KEY_UNIT if index == 0 or index in keys else PLAIN_UNIT
+        parts = [head + bytes([index & 255])] + [bytes([index & 255, part]) for part in range(1, size)]
+        units.append(b"".join(parts))
+        for part, data in enumerate(parts):
+            packets.append(Packet((first + len(packets)) & 0xFFFF, int(part == size - 1), data))
+    return packets, units
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=40), st.integers(0, 65_535), st.randoms(use_true_random=False))
+def test_frames_come_out_whole_in_order_whatever_the_order_of_close_packets(
+    sizes: list[int], first: int, random: object
+) -> None:
+    packets, units = packets_of(sizes, first)
+    shuffled = packets[:1]
+    rest = packets[1:]
+    while rest:
+        shuffled.append(rest.pop(random.randrange(min(4, len(rest)))))  # type: ignore[attr-defined]
+    got: list[bytes] = []
+    assembler = Assembler(got.append)
+    for packet in shuffled:
+        assert assembler.add(packet) == (False, None)
+    assert got == units
+
+
+def test_a_frame_is_given_away_with_its_last_packet() -> None:
+    packets, units = packets_of([3], 0)
+    got: list[bytes] = []
+    assembler = Assembler(got.append)
+    for packet in packets[:2]:
+        assembler.add(packet)
+    assert got == []
+    assembler.add(packets[2])
+    assert got == units
+
+
+def test_a_lost_packet_costs_everything_through_the_next_key_frame_and_asks_for_one() -> None:
+    packets, units = packets_of([2] * 20, 65_530, keys=frozenset({14}))
+    got: list[bytes] = []
+    assembler = Assembler(got.append)
+    asked = [assembler.add(packet)[0] for packet in packets if packet is not packets[5]]
+    assert got == [*units[:2], *units[14:]]
+    assert asked.count(True) == 1
+
+
+def test_a_late_packet_in_time_costs_nothing_and_a_repeated_one_changes_nothing() -> None:
+    packets, units = packets_of([2] * MAX_WAITING_FRAMES, 0)
+    got: list[bytes] = []
+    assembler = Assembler(got.append)
+    for packet in (*packets[:3], *packets[4:], packets[3], packets[0], packets[3]):
+        assembler.add(packet)
+    assert got == units
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def result_of(plan: Plan = PLAN) -> RunResult:
+    known = account()
+    for seq in range(1, 40):
+        arrive(known, seq, 100 * seq, generated_ms=100 * seq - 12)
+    whole = known.result(declared_frames=40, dropped_frames=0, error=None)
+    return RunResult(plan, (whole, replace(whole, error="TimeoutError: nothing came")), tuple(known.delays_ms))
+
+
+def test_the_report_for_machines_is_whole_and_keeps_the_key_to_itself() -> None:
+    text = as_json(result_of())
+    document = json.loads(text)
+    assert "secret" not in text
+    assert document["plan"]["transport"] == "webrtc" and len(document["sessions"]) == 2
+    assert document["total"]["lost_frames"] == 2 and document["total"]["failed_sessions"] == 1
+    assert document["total"]["generated_to_decoded_ms"]["p95"] == 12
+
+
+def test_the_table_has_a_line_for_each_session_one_for_all_and_the_errors() -> None:
+    lines = as_table(result_of()).splitlines()
+    assert len(lines) == 5 and lines[-1] == "session 1: TimeoutError: nothing came"
+    assert len({len(line) for line in lines[:4]}) == 1, "columns stand under each other"
+
+
+@pytest.mark.parametrize("num_delays", [0, 1, 5000])
+def test_the_picture_is_well_formed(num_delays: int) -> None:
+    result = replace(result_of(), delays_ms=tuple(float(delay % 97) for delay in range(num_delays)))
+    root = xml.etree.ElementTree.fromstring(as_svg(result))
+    assert root.tag.endswith("svg")
+
+
+@pytest.mark.parametrize("wrong", [{"num_sessions": 0}, {"duration_s": 0}, {"controls_per_s": -1}, {"delivery": "lossless"}])
+def test_what_can_not_be_run_is_told(wrong: dict[str, object]) -> None:
+    assert PLAN.problem() is None
+    assert replace(PLAN, **wrong).problem() is not None  # type: ignore[arg-type]
