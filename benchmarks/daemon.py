@@ -47,6 +47,7 @@ def running_daemon(config: Path | None = None, *, flags: Sequence[str] = (), cor
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
     )
+    assert process.stdout is not None
     try:
         url = _read_url(process)
         while True:
@@ -66,6 +67,8 @@ def running_daemon(config: Path | None = None, *, flags: Sequence[str] = (), cor
         except subprocess.TimeoutExpired:
             process.kill()
             raise
+        finally:
+            process.stdout.close()
 
 
 def _read_url(process: subprocess.Popen[str]) -> str:
