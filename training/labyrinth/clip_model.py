@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ithaka.workers.families.wan.model import BlockConditions, CausalWanModel
+from ithaka.workers.families.wan.model import BlockConditions, CausalWanModel, ControlledWanBlock
 from ithaka.workers.layers.attention import ClipSelfAttention
 from ithaka.workers.layers.rope import FrameRope
 
@@ -52,7 +52,7 @@ def sees(query: Any, key: Any, num_frames: int, window: int) -> Any:
 class ClipBlock(nn.Module):
     """One block with its conditions, compiled as a unit."""
 
-    def __init__(self, block: nn.Module, num_rows: int) -> None:
+    def __init__(self, block: ControlledWanBlock, num_rows: int) -> None:
         super().__init__()
         self.block = block
         self._num_rows = num_rows
@@ -90,13 +90,13 @@ class ClipModel(nn.Module):
         device = next(model.parameters()).device
         self.model = model
         self._num_frames = num_frames
-        for block in model.blocks:
+        for block in model.layers:
             block.attn1.set_processor(ClipSelfAttention())
-        self._blocks = [ClipBlock(block, 2 * num_frames) for block in model.blocks]
+        self._blocks = [ClipBlock(block, 2 * num_frames) for block in model.layers]
         if compiled:
-            for block in self._blocks:
-                block.compile(dynamic=False)
-        rope = FrameRope(model.config.attention_head_dim, 8, 8, device=device)
+            for clip_block in self._blocks:
+                clip_block.compile(dynamic=False)
+        rope = FrameRope(model.head_dim, 8, 8, device=device)
         phases = rope.phases(tuple(range(num_frames)) * 2)[:, :, None, None]
         self._cosine, self._sine = phases.real.contiguous(), phases.imag.contiguous()
         self._mask = _make_mask(num_frames, window, device, compiled)
@@ -112,17 +112,17 @@ class ClipModel(nn.Module):
         x = model.embed_patches(both.flatten(0, 1))
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        for block in self._blocks:
-            x = block(x, time_proj, control, words, self._cosine, self._sine, self._mask)
+        for clip_block in self._blocks:
+            x = clip_block(x, time_proj, control, words, self._cosine, self._sine, self._mask)
         shift, scale = model.output_conditions(embedded)
         velocity = model.predict(x.float(), (shift.float(), scale.float())).float()
-        remembered, made = velocity.unflatten(0, (-1, 2 * self._num_frames)).chunk(2, 1)
+        remembered, made = velocity.view(both.shape).chunk(2, 1)
         return made, remembered
 
 
 def _rotate_real(qk: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     """The compiler's twin of ``rotate_pairs``: ``qk`` [B * R, S, 2, H, D], cosine and sine [R, S, 1, 1, D / 2]."""
-    even, odd = qk.unflatten(0, (-1, cosine.shape[0])).unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = qk.view(-1, cosine.shape[0], *qk.shape[1:-1], qk.shape[-1] // 2, 2).unbind(-1)
     turned = torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], -1)
     return turned.flatten(-2).flatten(0, 1)
 

@@ -31,9 +31,7 @@ class Walks:
 class ClipMaker:
     """Draws clips on one device from one generator."""
 
-    def __init__(
-        self, seed: int, device: torch.device, renderer: Renderer = render, block: int | None = None
-    ) -> None:
+    def __init__(self, seed: int, device: torch.device, renderer: Renderer = render, block: int | None = None) -> None:
         """``block`` fixes the number of pictures per call of the renderer, which a compiled one likes."""
         self.device = device
         self._block = block
@@ -79,9 +77,7 @@ class ClipMaker:
         chosen = frames if frames is not None else range(len(walks.poses))
         num = walks.controls.shape[0]
         cells = walks.worlds.cells.repeat(len(chosen), 1, 1)
-        x, y, heading = (
-            torch.cat([getattr(walks.poses[f], axis) for f in chosen]) for axis in ("x", "y", "heading")
-        )
+        x, y, heading = (torch.cat([getattr(walks.poses[f], axis) for f in chosen]) for axis in ("x", "y", "heading"))
         palettes = self._palettes[walks.themes[:, list(chosen)].T.flatten()]
         block = self._block or cells.shape[0]
         out = []
@@ -89,7 +85,8 @@ class ClipMaker:
             rows = torch.arange(first, first + block, device=self.device) % cells.shape[0]
             poses = Poses(x[rows], y[rows], heading[rows])
             out.append(self._renderer(Worlds(cells[rows]), poses, palettes[rows]))
-        return torch.cat(out)[: cells.shape[0]].unflatten(0, (len(chosen), num)).transpose(0, 1)
+        pictures = torch.cat(out)[: cells.shape[0]]
+        return pictures.view(len(chosen), num, *pictures.shape[1:]).transpose(0, 1)
 
     def _themes(self, num: int, num_frames: int, switch: float, wordless: float) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = self._randint(len(THEME_NAMES), num), self._randint(len(THEME_NAMES), num)

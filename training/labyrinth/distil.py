@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -58,7 +59,7 @@ class Distiller:
         return middle, self._follow(clip, middle, low)
 
     def _follow(self, clip: ClipInput, x: torch.Tensor, levels: list[float]) -> torch.Tensor:
-        for level, below in zip(levels[:-1], levels[1:], strict=True):
+        for level, below in pairwise(levels):
             held = torch.full(x.shape[:2], level, device=x.device)
             velocity, _ = self._teacher.predict(replace(clip, made=x, made_levels=held, words=clip.words.detach()))
             x = x + (below - level) * velocity

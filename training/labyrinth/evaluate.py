@@ -113,21 +113,19 @@ def make_sampler(model: WorldModel, sampling: SamplingSpec, schedule: Schedule) 
     )
 
 
-def begin(
-    sampler: FrameSampler, autoencoder: TinyAutoencoder, clips: ClipMaker, walks: Walks, context: int
-) -> Stream:
+def begin(sampler: FrameSampler, autoencoder: TinyAutoencoder, clips: ClipMaker, walks: Walks, context: int) -> Stream:
     """A stream that remembers the walks' first true frames."""
     stream = sampler.open(tuple(range(walks.controls.shape[0])), walks.prompts[:, 0])
     pictures = clips.pictures(walks, range(context))
-    tokens = encode_tokens(autoencoder, pictures.flatten(0, 1)).unflatten(0, (-1, context))
-    sampler.remember(stream, tokens, walks.controls[:, :context])
+    tokens = encode_tokens(autoencoder, pictures.flatten(0, 1))
+    sampler.remember(stream, tokens.view(-1, context, *tokens.shape[1:]), walks.controls[:, :context])
     return stream
 
 
 @torch.no_grad()
 def decode_tokens(autoencoder: TinyAutoencoder, tokens: torch.Tensor) -> torch.Tensor:
     """Latent tokens [B, 64, 16] → RGB 0..1 [B, 3, 128, 128]."""
-    latents = tokens.transpose(1, 2).unflatten(2, (LATENT_SIDE, LATENT_SIDE))
+    latents = tokens.transpose(1, 2).reshape(tokens.shape[0], -1, LATENT_SIDE, LATENT_SIDE)
     pictures = autoencoder.decode(latents.contiguous(memory_format=torch.channels_last))
     return ((pictures + 1) / 2).clamp(0, 1)
 

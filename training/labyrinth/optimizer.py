@@ -16,7 +16,7 @@ class Muon:
     """Momentum, orthogonalised: the update of a matrix has singular values near one, scaled to the size of AdamW's."""
 
     def __init__(self, matrices: list[nn.Parameter], *, momentum: float = 0.95, weight_decay: float = 0.05) -> None:
-        groups: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+        groups: dict[torch.Size, list[torch.Tensor]] = defaultdict(list)
         for matrix in matrices:
             groups[matrix.shape].append(matrix)
         self._groups = list(groups.values())
@@ -46,7 +46,8 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    result: torch.Tensor = x.mT if tall else x
+    return result
 
 
 class TwoOptimizers:

@@ -45,7 +45,7 @@ def _shade(worlds: Worlds, poses: Poses, palettes: torch.Tensor, size: int) -> t
     ray_y = sin + across * cos
     depth, along, colour, facing = _cast(worlds, poses, ray_x, ray_y)
 
-    colours = palettes[:, : 3 * (NUM_COLOURS + 6)].unflatten(1, (NUM_COLOURS + 6, 3))
+    colours = palettes[:, : 3 * (NUM_COLOURS + 6)].reshape(-1, NUM_COLOURS + 6, 3)
     glow, stars, fog, contrast = (palettes[:, i, None, None] for i in range(-4, 0))
     sky = _sky(colours, glow, stars, poses.heading, across, up)
     wall_height = up[None, :, None] * depth[:, None, :]

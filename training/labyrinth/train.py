@@ -74,7 +74,9 @@ def main(argv: list[str] | None = None) -> None:
 
     export = partial(_export, autoencoder=autoencoder, clips=ClipMaker(77, device), log=log)
     model = export(options.out / "weights", trainer)
-    report = partial(write_report, clips=partial(ClipMaker, device=device), mazes=options.mazes, columns=tuple(options.columns), log=log)
+    report = partial(
+        write_report, clips=partial(ClipMaker, device=device), mazes=options.mazes, columns=tuple(options.columns), log=log
+    )
     report(options.out / "plain", model, brief=options.distil_seconds > 0)
     if options.distil_seconds > 0:
         student_plan = replace(plan, seconds=options.distil_seconds, decay=0.6, warmup_steps=30, ema_steps=60)
@@ -87,9 +89,7 @@ def main(argv: list[str] | None = None) -> None:
         report(options.out / "distilled", export(options.out / "weights", student), brief=False)
 
 
-def _export(
-    folder: Path, trainer: Trainer, autoencoder: TinyAutoencoder, clips: ClipMaker, log: _Log
-) -> WorldModel:
+def _export(folder: Path, trainer: Trainer, autoencoder: TinyAutoencoder, clips: ClipMaker, log: _Log) -> WorldModel:
     transformer = CausalWanModel().to(clips.device)
     transformer.load_state_dict(trainer.clip_model.model.state_dict())
     model = WorldModel(

@@ -55,7 +55,7 @@ def train_autoencoder(
         pictures = pool[chosen].float().to(memory_format=torch.channels_last) / 127.5 - 1
         with torch.autocast(pictures.device.type, torch.bfloat16, enabled=pictures.is_cuda):
             loss, squared = forward(model, pictures)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -103,7 +103,7 @@ class Trainer:
         self.plan = plan
         self.clip_model = ClipModel(model, plan.num_frames, plan.window, compiled=plan.compiled)
         self.prompt_encoder = prompt_encoder
-        self._parameters = [*model.parameters(), *prompt_encoder.parameters()]
+        self._parameters: list[torch.Tensor] = [*model.parameters(), *prompt_encoder.parameters()]
         self._means = [p.detach().clone() for p in self._parameters]
         self._optimizers = TwoOptimizers(model, list(prompt_encoder.parameters()))
         self._device = self._parameters[0].device
@@ -128,7 +128,7 @@ class Trainer:
     def update(self, loss: torch.Tensor, step: int, share: float) -> None:
         """One step of the optimizers and of the running means."""
         plan = self.plan
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         factor = min(1.0, (step + 1) / plan.warmup_steps)
         if plan.decay > 0:
             factor *= min(1.0, max(0.0, 1 - share) / plan.decay)

@@ -74,5 +74,5 @@ def _touches(worlds: Worlds, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     sign = torch.tensor([-1.0, 1.0], device=x.device) * WALKER_RADIUS
     corner_x = x[:, None, None] + sign[None, :, None]
     corner_y = y[:, None, None] + sign[None, None, :]
-    corner_x, corner_y = torch.broadcast_tensors(corner_x, corner_y)
-    return worlds.solid(corner_x, corner_y).flatten(1).any(1)
+    shape = (x.shape[0], 2, 2)
+    return worlds.solid(corner_x.expand(shape), corner_y.expand(shape)).flatten(1).any(1)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .head_exchange import HeadExchange
-from .kv_ring import KVRing
-from .norm import rms_norm_pair
-from .rope import rotate_pairs
+from ithaka.workers.layers.head_exchange import HeadExchange
+from ithaka.workers.layers.kv_ring import KVRing
+from ithaka.workers.layers.norm import rms_norm
+from ithaka.workers.layers.rope import rotate_pairs
 
 # Shapes: N rows (a row is one frame of one batch entry), S tokens of a frame (s: this rank's share), H heads (h: this
 # rank's share), D channels of a head.
@@ -27,9 +27,7 @@ class HeadShards:
     seq_splits: list[int] | None = None
     head_splits: list[int] | None = None
 
-    def scatter_qkv(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def scatter_qkv(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[N, s, H, D] three times → [N, S, h, D] three times."""
         return self.exchange.scatter_qkv(q, k, v, **self._splits())
 
@@ -120,9 +118,9 @@ class ClipSelfAttention:
     ) -> torch.Tensor:
         """``hidden_states`` [B * F, S, H * D] → the same shape."""
         q, k, v = project_qkv(attn, hidden_states, rotate)
-        q, k, v = (x.unflatten(0, (-1, num_frames)).flatten(1, 2).transpose(1, 2) for x in (q, k, v))
-        seen = kernel(q, k, v.to(q.dtype)).transpose(1, 2).unflatten(1, (num_frames, -1)).flatten(0, 1)
-        out: torch.Tensor = attn.to_out[0](seen.flatten(2))
+        q, k, v = (x.reshape(-1, num_frames * x.shape[1], *x.shape[2:]).transpose(1, 2) for x in (q, k, v))
+        seen = kernel(q, k, v.to(q.dtype)).transpose(1, 2)
+        out: torch.Tensor = attn.to_out[0](seen.reshape(hidden_states.shape))
         return out
 
 
@@ -140,17 +138,21 @@ class PromptAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> torch.Tensor:
-        """``hidden_states`` [N, s, H * D]; ``keys`` and ``values`` [N, words, H, D]."""
-        q = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1))
-        seen = attend(q.to(values.dtype), keys, values)
+        """``hidden_states`` [N, s, H * D]; ``keys`` and ``values`` [N, H, words, D]."""
+        q = rms_norm(attn.to_q(hidden_states), attn.norm_q.weight, attn.norm_q.eps)
+        seen = attend(_by_heads(q.to(values.dtype), attn.heads), keys, values)
         out: torch.Tensor = attn.to_out[0](seen.flatten(2))
         return out
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Softmax attention on transposed views: [B, S, H, D] queries, [B, K, H, D] keys and values → [B, S, H, D]."""
-    seen = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-    return seen.transpose(1, 2)
+    """Softmax attention: queries [B, S, H, D] on keys and values [B, H, K, D] → [B, S, H, D], without copies."""
+    q = q.transpose(1, 2)
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        # The CPU's fused attention computes bfloat16 slower than float32; two plain products are twice as fast.
+        weights = torch.softmax((q * q.shape[-1] ** -0.5) @ k.mT, dim=-1)
+        return (weights @ v).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
 def project_qkv(
@@ -166,7 +168,11 @@ def project_qkv(
         qk = torch.cat([attn.to_q(hidden_states), attn.to_k(hidden_states)], -1)
         v = attn.to_v(hidden_states)
     weight = torch.stack([attn.norm_q.weight, attn.norm_k.weight])
-    normed = rms_norm_pair(qk.unflatten(-1, (2, -1)), weight, attn.norm_q.eps)
-    turned = rotate(normed.unflatten(-1, (attn.heads, -1))).to(v.dtype)
+    normed = rms_norm(_by_heads(qk, 2), weight, attn.norm_q.eps)
+    turned = rotate(_by_heads(normed, attn.heads)).to(v.dtype)
     q, k = turned.unbind(2)
-    return q, k, v.unflatten(-1, (attn.heads, -1))
+    return q, k, _by_heads(v, attn.heads)
+
+
+def _by_heads(x: torch.Tensor, num_heads: int) -> torch.Tensor:
+    return x.view(*x.shape[:-1], num_heads, -1)

@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import torch
 
-from .rope import rotate_pairs
+from ithaka.workers.layers.rope import rotate_pairs
 
 
 class KVRing:
     """One session's memory on one rank, for all layers.
 
     ``window`` counts the frames that a query sees behind the sink, its own included. Layout
-    ``[layers, batch, slots * tokens_per_frame, heads, head_dim]``.
+    ``[layers, batch, heads, slots * tokens_per_frame, head_dim]``, so that attention's products read whole rows.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class KVRing:
         self.window = window
         self.sink = sink
         self._tokens = tokens_per_frame
-        shape = (num_layers, batch, (sink + window) * tokens_per_frame, num_heads, head_dim)
+        shape = (num_layers, batch, num_heads, (sink + window) * tokens_per_frame, head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
-        self._sink_keys = torch.zeros_like(self._keys[:, :, : sink * tokens_per_frame])
+        self._sink_keys = torch.zeros_like(self._keys[..., : sink * tokens_per_frame, :])
         self._sink_moved = [0] * num_layers
         self._sink_shift = sink_shift
 
@@ -69,24 +69,24 @@ class KVRing:
         """Store a frame's rotated keys and values, [batch, tokens_per_frame, heads, head_dim], over its slot's old frame."""
         first = self.slot(frame) * self._tokens
         rows = slice(first, first + self._tokens)
-        self._keys[layer, :, rows] = keys
-        self._values[layer, :, rows] = values
+        self._keys[layer, :, :, rows] = keys.transpose(1, 2)
+        self._values[layer, :, :, rows] = values.transpose(1, 2)
         if frame < self.sink:
-            self._sink_keys[layer, :, rows] = keys
+            self._sink_keys[layer, :, :, rows] = keys.transpose(1, 2)
 
     def visible(self, layer: int, frame: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of what a query of ``frame`` sees, its own frame included, [batch, tokens, heads, head_dim] twice.
+        """Views of what a query of ``frame`` sees, its own frame included, [batch, heads, tokens, head_dim] twice.
 
         Valid until the next write to this layer.
         """
         if self._sink_shift is not None and self.sink:
             self._move_sink(layer, max(0, frame + 1 - self.sink - self.window))
         num_tokens = self.num_visible(frame) * self._tokens
-        return self._keys[layer, :, :num_tokens], self._values[layer, :, :num_tokens]
+        return self._keys[layer, :, :, :num_tokens], self._values[layer, :, :, :num_tokens]
 
     def _move_sink(self, layer: int, num_frames: int) -> None:
         if num_frames == self._sink_moved[layer] or self._sink_shift is None:
             return
         moved = rotate_pairs(self._sink_keys[layer].float(), self._sink_shift(num_frames))
-        self._keys[layer, :, : self.sink * self._tokens] = moved.to(self._keys.dtype)
+        self._keys[layer, :, :, : self.sink * self._tokens] = moved.to(self._keys.dtype)
         self._sink_moved[layer] = num_frames

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 
-def rms_norm_pair(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root-mean-square norm over the last dimension in float32, for stacked tensors with a weight each.
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root-mean-square norm over the last dimension, computed and returned in float32.
 
-    ``x`` [..., 2, C], ``weight`` [2, C] → float32 [..., 2, C].
+    ``x`` [..., C]; ``weight`` [C], or [k, C] for k tensors stacked in front of the channels.
     """
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

@@ -32,9 +32,7 @@ class FrameRope:
         index = torch.tensor(frames, dtype=torch.float64)
         time = _phases(index[:, None] * self._time_frequencies).to(self._device)
         num_tokens = self._spatial.shape[0]
-        return torch.cat(
-            [time[:, None].expand(-1, num_tokens, -1), self._spatial.expand(len(frames), -1, -1)], dim=-1
-        )
+        return torch.cat([time[:, None].expand(-1, num_tokens, -1), self._spatial.expand(len(frames), -1, -1)], dim=-1)
 
     def shift(self, num_frames: int) -> torch.Tensor:
         """Phases that move a rotated key by ``num_frames`` frames: complex64 ``[head_dim // 2]``."""
@@ -45,7 +43,7 @@ class FrameRope:
 
 def rotate_pairs(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
     """Turn neighbouring channel pairs of ``x``, float32 [..., D], by complex64 phases that broadcast to [..., D // 2]."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * phases).flatten(-2)
 
 

@@ -34,7 +34,8 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.conv2.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.conv2(F.silu(self.conv1(F.silu(x))))
+        change: torch.Tensor = self.conv2(F.silu(self.conv1(F.silu(x))))
+        return x + change
 
 
 class TinyAutoencoder(nn.Module):

@@ -50,8 +50,11 @@ def _disable(target: Callable[..., Any] | None = None, recursive: bool = True, *
     return target if target is not None else lambda later: later
 
 
-with _compiler_stood_in_for():
-    from diffusers.configuration_utils import register_to_config
-    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel, WanTransformerBlock
+def _import() -> tuple[Any, Any, Any]:
+    with _compiler_stood_in_for():
+        from diffusers.configuration_utils import register_to_config
+        from diffusers.models.transformers.transformer_wan import WanTransformer3DModel, WanTransformerBlock
+    return WanTransformer3DModel, WanTransformerBlock, register_to_config
 
-__all__ = ["WanTransformer3DModel", "WanTransformerBlock", "register_to_config"]
+
+WanTransformer3DModel, WanTransformerBlock, register_to_config = _import()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ithaka.workers.families.base import Controls, FamilyInputError, FamilyLoadError, FamilySpec, StepInput
-
-from .autoencoder import to_uint8
-from .prompt import padded_ids, theme_of, word_ids
-from .sampler import FrameSampler, Stream
-from .shards import share_of
-from .spec import FPS, LATENT_SIDE, PICTURE_PIXELS
-from .walker import KEYS, walk_controls
-from .weights import SHIPPED, WorldModel, load_world_model
+from ithaka.workers.families.wan.autoencoder import to_uint8
+from ithaka.workers.families.wan.prompt import padded_ids, theme_of, word_ids
+from ithaka.workers.families.wan.sampler import FrameSampler, Stream
+from ithaka.workers.families.wan.shards import share_of
+from ithaka.workers.families.wan.spec import FPS, LATENT_SIDE, PICTURE_PIXELS
+from ithaka.workers.families.wan.walker import KEYS, walk_controls
+from ithaka.workers.families.wan.weights import SHIPPED, WorldModel, load_world_model
 
 if TYPE_CHECKING:
     from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
@@ -61,9 +60,7 @@ class WanWorld:
         return WalkSession(stream)
 
     @torch.inference_mode()
-    def step(
-        self, session: WalkSession, step: StepInput, progress: Callable[[], None]
-    ) -> torch.Tensor | None:
+    def step(self, session: WalkSession, step: StepInput, progress: Callable[[], None]) -> torch.Tensor | None:
         """One frame; see ``ModelFamily.step``."""
         if step.controls.prompt is not None:
             _check_prompt(step.controls.prompt)
@@ -73,9 +70,8 @@ class WanWorld:
         tokens = self._sampler.gather(self._sampler.sample(session.stream, torch.tensor([moves])))
         if not self._decodes:
             return None
-        latents = tokens.transpose(1, 2).unflatten(2, (LATENT_SIDE, LATENT_SIDE))
-        decoder = next(self._model.autoencoder.parameters())
-        latents = latents.to(decoder.dtype).contiguous(memory_format=torch.channels_last)
+        latents = tokens.reshape(-1, LATENT_SIDE, LATENT_SIDE, tokens.shape[-1]).permute(0, 3, 1, 2)
+        latents = latents.to(next(self._model.autoencoder.parameters()).dtype)
         return to_uint8(self._model.autoencoder.decode(latents))
 
     def close_session(self, session: WalkSession) -> None:
@@ -91,21 +87,22 @@ def load(
     num_ranks: int,
     communicator: UlyssesCommunicator | None,
 ) -> WanWorld:
-    """Load a weights folder (option ``weights``, else the shipped one) with ``steps`` 1..4; see ``FamilyLoader``."""
-    folder, steps, dtype = _read_options(options)
+    """Load a model; see ``FamilyLoader``.
+
+    Options: ``weights`` a folder, else the shipped one; ``steps`` 1..4, else the shipped number; ``dtype`` of the matrix
+    products, ``auto`` | ``float32`` | ``bfloat16``: with ``float32`` the pictures do not depend on the number of ranks.
+    """
+    folder, steps, dtype = _read_options(options, device)
     world = load_world_model(folder)
     if steps is not None and steps not in world.sampling.levels:
         known = ", ".join(str(number) for number in sorted(world.sampling.levels))
         raise FamilyLoadError(f"the model samples in {known} steps, not {steps}. Change the option `steps`.")
-    for block in world.transformer.blocks:
-        block.attn1.fuse_projections()
-    world = _placed(world, device, dtype)
-    config = world.transformer.config
+    _place(world, device, dtype)
     share = share_of(
         rank,
         num_ranks,
         num_tokens=LATENT_SIDE * LATENT_SIDE,
-        num_heads=config.num_attention_heads,
+        num_heads=world.transformer.num_heads,
         exchange=communicator,
     )
     sampler = FrameSampler(
@@ -138,32 +135,39 @@ def load(
     return family
 
 
-def _read_options(options: dict[str, Any]) -> tuple[Path, int | None, torch.dtype]:
+def _read_options(options: dict[str, Any], device: torch.device) -> tuple[Path, int | None, torch.dtype]:
     unknown = set(options) - {"weights", "steps", "dtype"}
     if unknown:
-        raise FamilyLoadError(
-            f"unknown model options: {', '.join(sorted(unknown))}. The model takes weights, steps and dtype."
-        )
+        raise FamilyLoadError(f"unknown model options: {', '.join(sorted(unknown))}. The model takes weights, steps and dtype.")
     steps = options.get("steps")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
         raise FamilyLoadError(f"the option `steps` must be a whole number, not {steps!r}")
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    dtype = dtypes.get(options.get("dtype", "float32"))
-    if dtype is None:
-        raise FamilyLoadError(f"the option `dtype` must be one of {', '.join(dtypes)}, not {options['dtype']!r}")
+    name = options.get("dtype", "auto")
+    dtypes = {"auto": _fast_dtype(device), "float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name not in dtypes:
+        raise FamilyLoadError(f"the option `dtype` must be one of {', '.join(dtypes)}, not {name!r}")
     weights = options.get("weights", SHIPPED)
     if not isinstance(weights, (str, Path)):
         raise FamilyLoadError(f"the option `weights` must be a folder, not {weights!r}")
-    return Path(weights), steps, dtype
+    return Path(weights), steps, dtypes[name]
 
 
-def _placed(world: WorldModel, device: torch.device, dtype: torch.dtype) -> WorldModel:
-    return replace(
-        world,
-        transformer=world.transformer.to(device, dtype),
-        autoencoder=world.autoencoder.to(device, dtype, memory_format=torch.channels_last),
-        prompt_encoder=world.prompt_encoder.to(device, dtype),
-    )
+def _fast_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device multiplies it in hardware; elsewhere a CPU is far faster in float32."""
+    if device.type != "cpu":
+        return torch.bfloat16
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    in_hardware = any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    return torch.bfloat16 if in_hardware else torch.float32
+
+
+def _place(world: WorldModel, device: torch.device, dtype: torch.dtype) -> None:
+    for block in world.transformer.layers:
+        block.attn1.fuse_projections()
+    world.transformer.use_products_in(dtype)
+    world.transformer.to(device=device)
+    world.autoencoder.to(device=device, dtype=dtype).to(memory_format=torch.channels_last)
+    world.prompt_encoder.to(device=device)
 
 
 def _warm_up(family: WanWorld) -> None:
@@ -174,9 +178,7 @@ def _warm_up(family: WanWorld) -> None:
 
 def _check_prompt(prompt: str) -> None:
     if len(prompt) > MAX_PROMPT_CHARACTERS:
-        raise FamilyInputError(
-            f"the prompt has {len(prompt)} characters; at most {MAX_PROMPT_CHARACTERS} are allowed"
-        )
+        raise FamilyInputError(f"the prompt has {len(prompt)} characters; at most {MAX_PROMPT_CHARACTERS} are allowed")
 
 
 def _ids(prompt: str) -> torch.Tensor:

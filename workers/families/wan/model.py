@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ithaka.workers.families.wan.diffusers_import import WanTransformer3DModel, WanTransformerBlock, register_to_config
 from ithaka.workers.layers.attention import PromptAttention, RingSelfAttention
-from ithaka.workers.layers.norm import modulate
-
-from .diffusers_import import WanTransformer3DModel, WanTransformerBlock, register_to_config
+from ithaka.workers.layers.norm import modulate, rms_norm
 
 # Shapes: N rows (a row is one frame of one batch entry), s tokens of the frame on this rank, C channels, W prompt tokens.
 TIME_SCALE = 1000.0
@@ -28,7 +27,7 @@ class BlockConditions:
     control: tuple[torch.Tensor, ...]
     """scale and shift, [N, 1, C] each."""
     prompt: tuple[torch.Tensor, ...]
-    """keys and values, [N, W, H, D] each."""
+    """keys and values, [N, H, W, D] each."""
 
 
 class ControlledWanBlock(WanTransformerBlock):  # type: ignore[misc]
@@ -45,6 +44,12 @@ class ControlledWanBlock(WanTransformerBlock):  # type: ignore[misc]
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """The dtype in which matrix products run, and keys and values are kept."""
+        weight: torch.Tensor = self.ffn.net[2].weight
+        return weight.dtype
+
     def time_conditions(self, time_proj: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """``time_proj`` [N, 6, C] → six of [N, 1, C]."""
         shift1, scale1, gate1, shift2, scale2, gate2 = (self.scale_shift_table + time_proj).chunk(6, dim=1)
@@ -55,24 +60,30 @@ class ControlledWanBlock(WanTransformerBlock):  # type: ignore[misc]
         return 1 + self.control_scale(control)[:, None], self.control_shift(control)[:, None]
 
     def prompt_conditions(self, words: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """``words`` [N, W, C] → keys and values, [N, W, H, D] each."""
-        keys = self.attn2.norm_k(self.attn2.to_k(words)).unflatten(-1, (self.attn2.heads, -1))
-        values = self.attn2.to_v(words).unflatten(-1, (self.attn2.heads, -1))
-        return keys.to(values.dtype), values
+        """``words`` [N, W, C] → keys and values, [N, H, W, D] each."""
+        attn = self.attn2
+        words = words.to(self.product_dtype)
+        values = attn.to_v(words)
+        keys = rms_norm(attn.to_k(words), attn.norm_k.weight, attn.norm_k.eps).to(values.dtype)
+        return tuple(x.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for x in (keys, values))
 
     def forward(self, x: torch.Tensor, conditions: BlockConditions, attention: dict[str, Any]) -> torch.Tensor:
-        """``x`` [N, s, C] → the same; ``attention`` is handed on to the self-attention's processor."""
+        """``x`` [N, s, C] → the same; ``attention`` is handed on to the self-attention's processor.
+
+        The stream, the norms and the conditions keep the dtype of ``x``; products run in that of the weights.
+        """
+        dtype = x.dtype if torch.is_autocast_enabled(x.device.type) else self.product_dtype
         shift1, scale1, gate1, shift2, scale2, gate2 = conditions.time
         control_scale, control_shift = conditions.control
         keys, values = conditions.prompt
         x = torch.addcmul(control_shift, x, control_scale)
-        seen = self.attn1(modulate(x, scale1, shift1, self.norm1.eps), **attention)
-        x = torch.addcmul(x, seen, gate1)
+        seen = self.attn1(modulate(x, scale1, shift1, self.norm1.eps).to(dtype), **attention)
+        x = torch.addcmul(x, seen.to(x.dtype), gate1)
         norm = self.norm2
         told = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
-        x = x + self.attn2(told, keys=keys, values=values)
-        made = self.ffn(modulate(x, scale2, shift2, self.norm3.eps))
-        return torch.addcmul(x, made, gate2)
+        x = x + self.attn2(told.to(dtype), keys=keys, values=values)
+        made = self.ffn(modulate(x, scale2, shift2, self.norm3.eps).to(dtype))
+        return torch.addcmul(x, made.to(x.dtype), gate2)
 
 
 class CausalWanModel(WanTransformer3DModel):  # type: ignore[misc]
@@ -115,17 +126,35 @@ class CausalWanModel(WanTransformer3DModel):  # type: ignore[misc]
         dim = num_attention_heads * attention_head_dim
         self.register_to_config(num_layers=num_layers)
         self.blocks = nn.ModuleList(
-            ControlledWanBlock(
-                dim, ffn_dim, num_attention_heads, control_dim, cross_attn_norm=cross_attn_norm, eps=eps
-            )
+            ControlledWanBlock(dim, ffn_dim, num_attention_heads, control_dim, cross_attn_norm=cross_attn_norm, eps=eps)
             for _ in range(num_layers)
         )
         self.control_embedder = nn.Sequential(
             nn.Linear(control_inputs, control_dim), nn.SiLU(), nn.Linear(control_dim, control_dim), nn.SiLU()
         )
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.layers):
             block.attn1.set_processor(RingSelfAttention(layer))
             block.attn2.set_processor(PromptAttention())
+
+    @property
+    def layers(self) -> list[ControlledWanBlock]:
+        """The blocks, in order."""
+        return cast("list[ControlledWanBlock]", list(self.blocks))
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads of a block."""
+        return int(self.config["num_attention_heads"])
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return int(self.config["attention_head_dim"])
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of a latent token."""
+        return int(self.config["in_channels"])
 
     def embed_time(self, levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Noise ``levels`` float32 [N], 0..1 → projections for the blocks [N, 6, C] and the embedding [N, C]."""
@@ -154,6 +183,14 @@ class CausalWanModel(WanTransformer3DModel):  # type: ignore[misc]
         shift, scale = output
         velocity: torch.Tensor = self.proj_out(modulate(x, scale, shift, self.norm_out.eps))
         return velocity
+
+    def use_products_in(self, dtype: torch.dtype) -> None:
+        """Let the blocks' matrix products, and so keys and values, run in ``dtype``; everything else stays as it is."""
+        for block in self.layers:
+            for module in (block.attn1, block.attn2, block.ffn):
+                for layer in module.modules():
+                    if isinstance(layer, nn.Linear):
+                        layer.to(dtype)
 
     def run(
         self,

@@ -10,31 +10,20 @@ from torch import nn
 PROMPT_TOKENS = 6
 """Tokens that the transformer attends to; further words of a prompt are not read."""
 
-THEME_WORDS: dict[str, tuple[str, ...]] = {
-    "garden": tuple(
-        "garden meadow day daylight sunny spring morning bright park grass flower summer noon field lawn cheerful "
-        "classic colourful colorful default".split()
-    ),
-    "sunset": tuple(
-        "sunset dusk evening sundown dawn sunrise orange twilight golden amber warm glow romantic autumn fire lava "
-        "red volcano".split()
-    ),
-    "ice": tuple(
-        "ice icy snow snowy winter frozen frost frosty cold arctic glacier crystal polar freeze blizzard white "
-        "christmas blue".split()
-    ),
-    "jungle": tuple(
-        "jungle forest rainforest moss mossy tropical ruin temple vine wild green overgrown swamp wood tree aztec "
-        "maya amazon".split()
-    ),
-    "night": tuple(
-        "night midnight dark neon star starry moon moonlight cyberpunk city galaxy space nocturnal cosmic black "
-        "purple synthwave starlight".split()
-    ),
-    "desert": tuple(
-        "desert sand sandy dune egypt sahara canyon dry pyramid sandstone oasis arid savanna mesa western yellow beach".split()
-    ),
+_WORDS_OF_LOOKS = {
+    "garden": "garden meadow day daylight sunny spring morning bright park grass flower summer noon field lawn cheerful "
+    "classic colourful colorful default",
+    "sunset": "sunset dusk evening sundown dawn sunrise orange twilight golden amber warm glow romantic autumn fire lava "
+    "red volcano",
+    "ice": "ice icy snow snowy winter frozen frost frosty cold arctic glacier crystal polar freeze blizzard white "
+    "christmas blue",
+    "jungle": "jungle forest rainforest moss mossy tropical ruin temple vine wild green overgrown swamp wood tree aztec "
+    "maya amazon",
+    "night": "night midnight dark neon star starry moon moonlight cyberpunk city galaxy space nocturnal cosmic black "
+    "purple synthwave starlight",
+    "desert": "desert sand sandy dune egypt sahara canyon dry pyramid sandstone oasis arid savanna mesa western yellow beach",
 }
+THEME_WORDS: dict[str, tuple[str, ...]] = {look: tuple(words.split()) for look, words in _WORDS_OF_LOOKS.items()}
 """The words that the encoder knows, by the look that they stand for."""
 
 VOCABULARY = tuple(word for words in THEME_WORDS.values() for word in words)

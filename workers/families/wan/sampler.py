@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ithaka.workers.families.wan.model import BlockConditions, CausalWanModel
+from ithaka.workers.families.wan.noise import frame_noise
+from ithaka.workers.families.wan.prompt import PromptEncoder
+from ithaka.workers.families.wan.spec import Schedule
 from ithaka.workers.layers.attention import FrameMemory, HeadShards
 from ithaka.workers.layers.kv_ring import KVRing
 from ithaka.workers.layers.rope import FrameRope
-
-from .model import BlockConditions, CausalWanModel
-from .noise import frame_noise
-from .prompt import PromptEncoder
-from .spec import Schedule
 
 Pairs = tuple[tuple[torch.Tensor, ...], ...]
 """One tuple of conditions per block."""
@@ -70,34 +69,33 @@ class FrameSampler:
         self._model = model
         self._prompt_encoder = prompt_encoder
         self._device, self._dtype = parameter.device, parameter.dtype
+        self._ring_dtype = model.layers[0].product_dtype
         self._window, self._sink = window, sink
         self._share = token_share if token_share is not None else slice(0, self.num_tokens)
-        self._num_local_heads = num_local_heads or model.config.num_attention_heads
+        self._num_local_heads = num_local_heads or model.num_heads
         self._shards = shards
-        self._rope = FrameRope(model.config.attention_head_dim, latent_height, latent_width, device=self._device)
+        self._rope = FrameRope(model.head_dim, latent_height, latent_width, device=self._device)
         self.progress = progress
 
     @property
     def session_bytes(self) -> int:
         """Bytes that a stream of one keeps on this rank: keys and values of all visible frames."""
-        config = self._model.config
         tokens = (self._sink + self._window) * self.num_tokens
-        size = torch.empty((), dtype=self._dtype).element_size()
-        per_layer = 2 * tokens * self._num_local_heads * config.attention_head_dim * size
-        return int(config.num_layers * per_layer)
+        size = self._ring_dtype.itemsize
+        per_layer = 2 * tokens * self._num_local_heads * self._model.head_dim * size
+        return int(len(self._model.layers) * per_layer)
 
     def open(self, seeds: Sequence[int], word_ids: torch.Tensor) -> Stream:
         """A stream per seed, as one batch; ``word_ids`` int64 [B, PROMPT_TOKENS]."""
-        config = self._model.config
         ring = KVRing(
-            num_layers=config.num_layers,
+            num_layers=len(self._model.layers),
             batch=len(seeds),
             tokens_per_frame=self.num_tokens,
             num_heads=self._num_local_heads,
-            head_dim=config.attention_head_dim,
+            head_dim=self._model.head_dim,
             window=self._window,
             sink=self._sink,
-            dtype=self._dtype,
+            dtype=self._ring_dtype,
             device=self._device,
             sink_shift=self._rope.shift,
         )
@@ -180,20 +178,21 @@ class FrameSampler:
     def _time_tables(self, levels: tuple[float, ...], batch: int) -> tuple[Pairs, tuple[torch.Tensor, torch.Tensor]]:
         rows = torch.tensor(levels, device=self._device).repeat_interleave(batch)
         projected, embedded = self._model.embed_time(rows)
-        blocks = tuple(block.time_conditions(projected) for block in self._model.blocks)
+        blocks = tuple(block.time_conditions(projected) for block in self._model.layers)
         return blocks, self._model.output_conditions(embedded)
 
     def _told(self, stream: Stream, controls: torch.Tensor) -> _Told:
         embedded = self._model.control_embedder(controls.to(self._device, self._dtype))
-        return _Told(tuple(block.control_conditions(embedded) for block in self._model.blocks), stream.prompt)
+        return _Told(tuple(block.control_conditions(embedded) for block in self._model.layers), stream.prompt)
 
     @torch.inference_mode()
     def _prompt_pairs(self, word_ids: torch.Tensor) -> Pairs:
         words = self._model.embed_words(self._prompt_encoder(word_ids.to(self._device)))
-        return tuple(block.prompt_conditions(words) for block in self._model.blocks)
+        parts = (block.prompt_conditions(words) for block in self._model.layers)
+        return tuple(tuple(part.contiguous() for part in pair) for pair in parts)
 
     def _noise(self, stream: Stream, frame: int, draw: int) -> torch.Tensor:
-        shape = (self.num_tokens, self._model.config.in_channels)
+        shape = (self.num_tokens, self._model.num_channels)
         noise = torch.stack([frame_noise(seed, frame, draw, shape) for seed in stream.seeds])
         return noise[:, self._share].to(self._device, self._dtype)
 

@@ -18,9 +18,7 @@ class RankShare:
     shards: HeadShards | None
 
 
-def share_of(
-    rank: int, num_ranks: int, *, num_tokens: int, num_heads: int, exchange: HeadExchange | None
-) -> RankShare:
+def share_of(rank: int, num_ranks: int, *, num_tokens: int, num_heads: int, exchange: HeadExchange | None) -> RankShare:
     """Split evenly, or as evenly as whole heads allow. Raises FamilyLoadError where a rank would be left without."""
     if num_ranks == 1:
         return RankShare(slice(0, num_tokens), num_heads, None)

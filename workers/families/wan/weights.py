@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ithaka.workers.families.base import FamilyLoadError
-
-from .autoencoder import TinyAutoencoder
-from .model import CausalWanModel
-from .prompt import VOCABULARY, PromptEncoder
-from .spec import SamplingSpec
+from ithaka.workers.families.wan.autoencoder import TinyAutoencoder
+from ithaka.workers.families.wan.model import CausalWanModel
+from ithaka.workers.families.wan.prompt import VOCABULARY, PromptEncoder
+from ithaka.workers.families.wan.spec import SamplingSpec
 
 MAX_FILE_BYTES = 15 * 1024 * 1024
 SHIPPED = Path(__file__).parent / "weights" / "labyrinth"
@@ -119,9 +118,7 @@ def _save_part(folder: Path, state: dict[str, torch.Tensor], class_name: str, co
         save_file(shard, folder / file, metadata={"format": "pt"})
         names.update(dict.fromkeys(shard, file))
     total = sum(tensor.numel() * tensor.element_size() for tensor in half.values())
-    _write_json(
-        folder / f"{_TENSORS}.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": names}
-    )
+    _write_json(folder / f"{_TENSORS}.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": names})
 
 
 def _shards(state: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
