@@ -69,6 +69,7 @@ def test_the_end_of_candidates_ends_nothing() -> None:
     offer = read_offer(OFFER.replace("a=ice-ufrag", "a=end-of-candidates\na=ice-ufrag"))
     assert "end-of-candidates" not in offer.sdp
     assert read_fragment("a=end-of-candidates\r\n").candidates == ()
+    assert read_fragment("a=candidate:1 1 udp 1 0d8f7ff0.local 9 typ host\r\n").candidates == ()
 
 
 def test_video_that_is_only_sent_is_no_wish_for_video() -> None:

@@ -1,5 +1,7 @@
+import { systemClock } from "./clock.js";
 import { ApiError, ConnectionLostError, IthakaError, ProtocolError, UnsupportedError } from "./errors.js";
 import { Session, type SessionEvents, type SessionInfo } from "./session.js";
+import { LiveVideo } from "./webrtc.js";
 
 /** What can be served. Size and rate are null until the model was ready once. */
 export interface ModelInfo {
@@ -40,6 +42,26 @@ export interface CreateOptions {
   readonly resumeTimeoutMs?: number;
 }
 
+export type LiveCarrier = "webrtc" | "websocket";
+
+export interface LiveOptions {
+  readonly model: string;
+  readonly seed?: number | undefined;
+  readonly prompt?: string;
+  readonly maxFrames?: number;
+  readonly options?: Readonly<Record<string, unknown>>;
+  /** Shows the picture while WebRTC carries it. */
+  readonly video: HTMLVideoElement;
+  /** Shows it where WebRTC does not come up. */
+  readonly canvas: HTMLCanvasElement;
+  readonly events: SessionEvents & {
+    /** What carries the picture, and why it is no track. */
+    carrier?(carrier: LiveCarrier, why: string | null): void;
+  };
+  /** How long WebRTC may take. */
+  readonly webRtcTimeoutMs?: number;
+}
+
 const TIMEOUT_MS = 10_000;
 const CONNECT_TIMEOUT_MS = 360_000;
 const RESUME_TIMEOUT_MS = 90_000;
@@ -62,15 +84,40 @@ export class Client {
   async createSession(options: CreateOptions): Promise<Session> {
     requireWebCodecs();
     const answer = await this.call("POST", "/v1/sessions", {
-      model: options.model,
-      seed: options.seed,
-      prompt: options.prompt,
+      ...wishOf(options),
       pixels: options.pixels,
       pacing: options.pacing,
       window_frames: options.windowFrames,
-      max_frames: options.maxFrames,
-      options: options.options,
     });
+    return this.open(answer, options, false);
+  }
+
+  /**
+   * A session with the lowest latency, in which frames may be lost: by WebRTC in `video`, or, where that does not come up in
+   * time, by WebSocket in `canvas`. Throws as `createSession`.
+   */
+  async createLiveSession(options: LiveOptions): Promise<Session | LiveVideo> {
+    const answer = await this.call("POST", "/v1/sessions", { ...wishOf(options), delivery: "live" });
+    const { events } = options;
+    try {
+      const live = await LiveVideo.open({
+        sessionUrl: this.url(sessionPath(readSession(answer).id)).href,
+        token: tokenOf(answer),
+        video: options.video,
+        events: { ...events, connected: (hello) => events.connected?.(hello, 1) },
+        clock: systemClock,
+        ...(options.webRtcTimeoutMs === undefined ? {} : { deadlineMs: options.webRtcTimeoutMs }),
+      });
+      events.carrier?.("webrtc", null);
+      return live;
+    } catch (error) {
+      requireWebCodecs();
+      events.carrier?.("websocket", error instanceof Error ? error.message : String(error));
+      return this.open(answer, options, true);
+    }
+  }
+
+  private open(answer: Record<string, unknown>, options: CreateOptions, isLive: boolean): Session {
     const info = readSession(answer);
     return new Session({
       info,
@@ -79,9 +126,10 @@ export class Client {
         type: "open",
         streamUrl: this.streamUrl(String(answer["stream_path"])),
         sessionUrl: this.url(sessionPath(info.id)).href,
-        token: typeof answer["token"] === "string" ? answer["token"] : null,
+        token: tokenOf(answer),
         canvas: options.canvas?.transferControlToOffscreen() ?? null,
-        isPaced: options.pacing !== "unpaced",
+        isPaced: !isLive && options.pacing !== "unpaced",
+        isLive,
         connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
         resumeTimeoutMs: options.resumeTimeoutMs ?? RESUME_TIMEOUT_MS,
       },
@@ -136,6 +184,20 @@ export class Client {
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     return url.href;
   }
+}
+
+function wishOf(options: CreateOptions | LiveOptions): Record<string, unknown> {
+  return {
+    model: options.model,
+    seed: options.seed,
+    prompt: options.prompt,
+    max_frames: options.maxFrames,
+    options: options.options,
+  };
+}
+
+function tokenOf(answer: Record<string, unknown>): string | null {
+  return typeof answer["token"] === "string" ? answer["token"] : null;
 }
 
 function requireWebCodecs(): void {

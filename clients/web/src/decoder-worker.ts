@@ -48,6 +48,7 @@ class Player implements StreamListener {
         random: Math.random,
         fetchVerdict: () => this.fetchVerdict(),
         renewToken: () => this.renewToken(),
+        isLive: order.isLive ?? false,
         connectTimeoutMs: order.connectTimeoutMs,
         resumeTimeoutMs: order.resumeTimeoutMs,
       },

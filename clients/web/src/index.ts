@@ -1,5 +1,5 @@
 /** The public surface of the web client. */
-export { Client, type ClientOptions, type CreateOptions, type ModelInfo } from "./client.js";
+export { Client, type ClientOptions, type CreateOptions, type LiveCarrier, type LiveOptions, type ModelInfo } from "./client.js";
 export { Controls, type ControlOptions, type ControlSink } from "./controls.js";
 export {
   ApiError,
@@ -16,3 +16,4 @@ export type { ControlChange, Hello, StateChanged } from "./protocol.js";
 export { Session, type SessionEvents, type SessionInfo } from "./session.js";
 export type { Outcome, Phase } from "./stream.js";
 export type { FrameShown } from "./worker-messages.js";
+export { LiveVideo } from "./webrtc.js";

@@ -13,8 +13,8 @@ export class StreamPosition {
   decodedCount = 0;
   end: EndOfStream | null = null;
   private stream: string | null = null;
-  private resumedSeq = 1;
-  private expectedSeq: number | null = null;
+  protected resumedSeq = 1;
+  protected expectedSeq: number | null = null;
 
   /** A connection says hello; returns the seq to resume from. Throws StreamError for another stream. */
   begin(hello: Hello): number {
@@ -47,6 +47,11 @@ export class StreamPosition {
     this.receivedThrough = Math.max(this.receivedThrough, frame.seq);
   }
 
+  /** Frames between this one and the last decoded one are missing, and should not. */
+  lacksBefore(seq: number): boolean {
+    return seq > this.decodedThrough + 1;
+  }
+
   /** Frame `seq` was decoded. Returns whether it is to be shown: each one is, exactly once. */
   decode(seq: number): boolean {
     if (seq <= this.decodedThrough) return false;
@@ -74,5 +79,43 @@ export class StreamPosition {
   /** Every frame of a stream that ended has been decoded. */
   get isComplete(): boolean {
     return this.end !== null && this.decodedThrough === this.end.lastSeq;
+  }
+}
+
+/** A position in a live stream: frames may be missing, none comes twice or out of order. */
+export class LivePosition extends StreamPosition {
+  override receive(frame: EncodedFrame): void {
+    if (this.expectedSeq === null && !frame.isKey) {
+      throw new ProtocolError(`the first frame of a connection, ${frame.seq}, is no key frame`);
+    }
+    if (frame.seq < (this.expectedSeq ?? this.resumedSeq)) {
+      throw new ProtocolError(`frame ${frame.seq} came where ${this.expectedSeq ?? this.resumedSeq} or a later one was expected`);
+    }
+    if (this.end !== null) throw new ProtocolError(`frame ${frame.seq} came after the stream ended at ${this.end.lastSeq}`);
+    this.expectedSeq = frame.seq + 1;
+    this.receivedThrough = frame.seq;
+  }
+
+  override lacksBefore(): boolean {
+    return false;
+  }
+
+  override decode(seq: number): boolean {
+    if (seq <= this.decodedThrough) return false;
+    this.decodedThrough = seq;
+    this.decodedCount += 1;
+    return true;
+  }
+
+  override finish(end: EndOfStream): void {
+    if (end.lastSeq < this.receivedThrough) {
+      throw new ProtocolError(`the stream ended at ${end.lastSeq}, but frame ${this.receivedThrough} was received`);
+    }
+    this.end = end;
+  }
+
+  /** Every frame that came has been decoded. */
+  override get isComplete(): boolean {
+    return this.end !== null && this.decodedThrough === this.receivedThrough;
   }
 }

@@ -3,7 +3,7 @@ import { delaysMs } from "./backoff.js";
 import type { Clock } from "./clock.js";
 import { Connection, type ConnectionListener, type SocketFactory } from "./connection.js";
 import { ConnectionLostError, CONTROLLER_CONFLICT, DecodeError, IthakaError, StreamError, TOKEN_INVALID } from "./errors.js";
-import { StreamPosition } from "./position.js";
+import { LivePosition, StreamPosition } from "./position.js";
 import {
   buildAck,
   buildFin,
@@ -51,6 +51,8 @@ export interface StreamOptions {
   readonly renewToken: () => Promise<string | null>;
   readonly connectTimeoutMs: number;
   readonly resumeTimeoutMs: number;
+  /** Frames may be missing. */
+  readonly isLive?: boolean;
 }
 
 const ATTEMPT_TIMEOUT_MS = 5_000;
@@ -59,7 +61,7 @@ const MAX_FAILED_DECODES = 3;
 
 /** The stream of a session over as many connections as it takes: resumed after a loss, finished with a verdict. */
 export class Stream implements ConnectionListener {
-  readonly position = new StreamPosition();
+  readonly position: StreamPosition;
   numConnections = 0;
   private token: string | null;
   private connection: Connection | null = null;
@@ -79,6 +81,7 @@ export class Stream implements ConnectionListener {
     private readonly options: StreamOptions,
     private readonly listener: StreamListener,
   ) {
+    this.position = options.isLive ? new LivePosition() : new StreamPosition();
     this.token = options.token;
     this.acknowledger = new Acknowledger(options.clock, () => this.acknowledge());
   }
@@ -92,7 +95,7 @@ export class Stream implements ConnectionListener {
 
   /** Frame `seq` of this connection was decoded. Returns whether it is to be shown. */
   confirm(seq: number): boolean {
-    if (seq > this.position.decodedThrough + 1) {
+    if (this.position.lacksBefore(seq)) {
       this.restart(`frame ${seq} came out of the decoder after ${this.position.decodedThrough}`);
       return false;
     }

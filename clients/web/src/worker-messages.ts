@@ -13,6 +13,8 @@ export type ToWorker =
       readonly canvas: OffscreenCanvas | null;
       /** Show pictures when they are due, not as soon as they are decoded. */
       readonly isPaced: boolean;
+      /** Frames may be missing. */
+      readonly isLive?: boolean;
       readonly connectTimeoutMs: number;
       readonly resumeTimeoutMs: number;
     }

@@ -1,5 +1,7 @@
+import { systemClock } from "./clock.js";
 import { ApiError, ConnectionLostError, IthakaError, ProtocolError, UnsupportedError } from "./errors.js";
 import { Session } from "./session.js";
+import { LiveVideo } from "./webrtc.js";
 const TIMEOUT_MS = 10_000;
 const CONNECT_TIMEOUT_MS = 360_000;
 const RESUME_TIMEOUT_MS = 90_000;
@@ -22,15 +24,39 @@ export class Client {
     async createSession(options) {
         requireWebCodecs();
         const answer = await this.call("POST", "/v1/sessions", {
-            model: options.model,
-            seed: options.seed,
-            prompt: options.prompt,
+            ...wishOf(options),
             pixels: options.pixels,
             pacing: options.pacing,
             window_frames: options.windowFrames,
-            max_frames: options.maxFrames,
-            options: options.options,
         });
+        return this.open(answer, options, false);
+    }
+    /**
+     * A session with the lowest latency, in which frames may be lost: by WebRTC in `video`, or, where that does not come up in
+     * time, by WebSocket in `canvas`. Throws as `createSession`.
+     */
+    async createLiveSession(options) {
+        const answer = await this.call("POST", "/v1/sessions", { ...wishOf(options), delivery: "live" });
+        const { events } = options;
+        try {
+            const live = await LiveVideo.open({
+                sessionUrl: this.url(sessionPath(readSession(answer).id)).href,
+                token: tokenOf(answer),
+                video: options.video,
+                events: { ...events, connected: (hello) => events.connected?.(hello, 1) },
+                clock: systemClock,
+                ...(options.webRtcTimeoutMs === undefined ? {} : { deadlineMs: options.webRtcTimeoutMs }),
+            });
+            events.carrier?.("webrtc", null);
+            return live;
+        }
+        catch (error) {
+            requireWebCodecs();
+            events.carrier?.("websocket", error instanceof Error ? error.message : String(error));
+            return this.open(answer, options, true);
+        }
+    }
+    open(answer, options, isLive) {
         const info = readSession(answer);
         return new Session({
             info,
@@ -39,9 +65,10 @@ export class Client {
                 type: "open",
                 streamUrl: this.streamUrl(String(answer["stream_path"])),
                 sessionUrl: this.url(sessionPath(info.id)).href,
-                token: typeof answer["token"] === "string" ? answer["token"] : null,
+                token: tokenOf(answer),
                 canvas: options.canvas?.transferControlToOffscreen() ?? null,
-                isPaced: options.pacing !== "unpaced",
+                isPaced: !isLive && options.pacing !== "unpaced",
+                isLive,
                 connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
                 resumeTimeoutMs: options.resumeTimeoutMs ?? RESUME_TIMEOUT_MS,
             },
@@ -97,6 +124,18 @@ export class Client {
         url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
         return url.href;
     }
+}
+function wishOf(options) {
+    return {
+        model: options.model,
+        seed: options.seed,
+        prompt: options.prompt,
+        max_frames: options.maxFrames,
+        options: options.options,
+    };
+}
+function tokenOf(answer) {
+    return typeof answer["token"] === "string" ? answer["token"] : null;
 }
 function requireWebCodecs() {
     if (!globalThis.isSecureContext) {

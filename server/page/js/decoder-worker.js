@@ -28,6 +28,7 @@ class Player {
             random: Math.random,
             fetchVerdict: () => this.fetchVerdict(),
             renewToken: () => this.renewToken(),
+            isLive: order.isLive ?? false,
             connectTimeoutMs: order.connectTimeoutMs,
             resumeTimeoutMs: order.resumeTimeoutMs,
         }, this);

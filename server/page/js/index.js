@@ -3,3 +3,4 @@ export { Client } from "./client.js";
 export { Controls } from "./controls.js";
 export { ApiError, ConnectionLostError, DecodeError, IthakaError, ProtocolError, StreamError, UnsupportedError, UsageError, } from "./errors.js";
 export { Session } from "./session.js";
+export { LiveVideo } from "./webrtc.js";

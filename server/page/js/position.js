@@ -44,6 +44,10 @@ export class StreamPosition {
         this.expectedSeq = frame.seq + 1;
         this.receivedThrough = Math.max(this.receivedThrough, frame.seq);
     }
+    /** Frames between this one and the last decoded one are missing, and should not. */
+    lacksBefore(seq) {
+        return seq > this.decodedThrough + 1;
+    }
     /** Frame `seq` was decoded. Returns whether it is to be shown: each one is, exactly once. */
     decode(seq) {
         if (seq <= this.decodedThrough)
@@ -71,5 +75,40 @@ export class StreamPosition {
     /** Every frame of a stream that ended has been decoded. */
     get isComplete() {
         return this.end !== null && this.decodedThrough === this.end.lastSeq;
+    }
+}
+/** A position in a live stream: frames may be missing, none comes twice or out of order. */
+export class LivePosition extends StreamPosition {
+    receive(frame) {
+        if (this.expectedSeq === null && !frame.isKey) {
+            throw new ProtocolError(`the first frame of a connection, ${frame.seq}, is no key frame`);
+        }
+        if (frame.seq < (this.expectedSeq ?? this.resumedSeq)) {
+            throw new ProtocolError(`frame ${frame.seq} came where ${this.expectedSeq ?? this.resumedSeq} or a later one was expected`);
+        }
+        if (this.end !== null)
+            throw new ProtocolError(`frame ${frame.seq} came after the stream ended at ${this.end.lastSeq}`);
+        this.expectedSeq = frame.seq + 1;
+        this.receivedThrough = frame.seq;
+    }
+    lacksBefore() {
+        return false;
+    }
+    decode(seq) {
+        if (seq <= this.decodedThrough)
+            return false;
+        this.decodedThrough = seq;
+        this.decodedCount += 1;
+        return true;
+    }
+    finish(end) {
+        if (end.lastSeq < this.receivedThrough) {
+            throw new ProtocolError(`the stream ended at ${end.lastSeq}, but frame ${this.receivedThrough} was received`);
+        }
+        this.end = end;
+    }
+    /** Every frame that came has been decoded. */
+    get isComplete() {
+        return this.end !== null && this.decodedThrough === this.receivedThrough;
     }
 }

@@ -2,7 +2,7 @@ import { Acknowledger } from "./acknowledger.js";
 import { delaysMs } from "./backoff.js";
 import { Connection } from "./connection.js";
 import { ConnectionLostError, CONTROLLER_CONFLICT, DecodeError, IthakaError, StreamError, TOKEN_INVALID } from "./errors.js";
-import { StreamPosition } from "./position.js";
+import { LivePosition, StreamPosition } from "./position.js";
 import { buildAck, buildFin, buildResume, buildWish, } from "./protocol.js";
 const ATTEMPT_TIMEOUT_MS = 5_000;
 const FINISH_TIMEOUT_MS = 10_000;
@@ -11,7 +11,7 @@ const MAX_FAILED_DECODES = 3;
 export class Stream {
     options;
     listener;
-    position = new StreamPosition();
+    position;
     numConnections = 0;
     token;
     connection = null;
@@ -29,6 +29,7 @@ export class Stream {
     constructor(options, listener) {
         this.options = options;
         this.listener = listener;
+        this.position = options.isLive ? new LivePosition() : new StreamPosition();
         this.token = options.token;
         this.acknowledger = new Acknowledger(options.clock, () => this.acknowledge());
     }
@@ -39,7 +40,7 @@ export class Stream {
     }
     /** Frame `seq` of this connection was decoded. Returns whether it is to be shown. */
     confirm(seq) {
-        if (seq > this.position.decodedThrough + 1) {
+        if (this.position.lacksBefore(seq)) {
             this.restart(`frame ${seq} came out of the decoder after ${this.position.decodedThrough}`);
             return false;
         }

@@ -64,7 +64,7 @@ def read_offer(sdp: str) -> Offer:
 def read_fragment(text: str) -> Fragment:
     """``application/trickle-ice-sdpfrag`` (RFC 8840). Raises ApiError ``sdp_invalid``."""
     candidates: list[RTCIceCandidate] = []
-    mid, username, is_last, num_media = "", "", False, 0
+    mid, username, says_something, num_media = "", "", False, 0
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if line.startswith("m="):
@@ -72,14 +72,14 @@ def read_fragment(text: str) -> Fragment:
         elif name == "a=mid":
             mid = value.strip()
         elif name == "a=ice-ufrag":
-            username = value.strip()
-        elif line.strip() == END_OF_CANDIDATES:
-            is_last = True
-        elif name == "a=candidate" and not _is_hidden(line):
+            username, says_something = value.strip(), True
+        elif _is_hidden(line):
+            says_something = True
+        elif name == "a=candidate":
             candidates.append(_candidate(line, mid, max(0, num_media - 1)))
             if len(candidates) > MAX_CANDIDATES:
                 raise ApiError("sdp_invalid", f"a fragment has at most {MAX_CANDIDATES} candidates")
-    if not candidates and not is_last and not username:
+    if not candidates and not says_something:
         raise ApiError("sdp_invalid", "the fragment names no candidate")
     return Fragment(tuple(candidates), username)
 

@@ -1,0 +1,56 @@
+import assert from "node:assert/strict";
+import { describe, it } from "node:test";
+
+import { ProtocolError } from "./errors.js";
+import { LivePosition } from "./position.js";
+import type { EncodedFrame, EndOfStream, Hello } from "./protocol.js";
+
+const hello = { type: "hello", stream: "s" } as Hello;
+const frame = (seq: number, isKey = false): EncodedFrame => ({ seq, isKey, isDecodeOnly: false }) as EncodedFrame;
+const end = (lastSeq: number): EndOfStream => ({ type: "eos", lastSeq, count: lastSeq, reason: "ended", retryable: false });
+
+describe("a position in a live stream", () => {
+  it("takes frames with gaps, in order, from a key frame on", () => {
+    const position = new LivePosition();
+    position.begin(hello);
+    assert.throws(() => position.receive(frame(3)), ProtocolError);
+    for (const [seq, isKey] of [
+      [3, true],
+      [4, false],
+      [9, false],
+      [40, true],
+    ] as const) {
+      position.receive(frame(seq, isKey));
+      assert.equal(position.lacksBefore(), false);
+      assert.equal(position.decode(seq), true);
+    }
+    assert.throws(() => position.receive(frame(40)), ProtocolError);
+    assert.equal(position.decode(9), false);
+    assert.deepEqual([position.receivedThrough, position.decodedThrough, position.decodedCount], [40, 40, 4]);
+  });
+
+  it("resumes behind what was decoded and begins at a key frame again", () => {
+    const position = new LivePosition();
+    position.begin(hello);
+    position.receive(frame(5, true));
+    position.decode(5);
+    assert.equal(position.begin(hello), 6);
+    assert.throws(() => position.receive(frame(5, true)), ProtocolError);
+    assert.throws(() => position.receive(frame(30)), ProtocolError);
+    position.receive(frame(30, true));
+  });
+
+  it("is complete when all that came is decoded, whatever the last frame was", () => {
+    const position = new LivePosition();
+    position.begin(hello);
+    position.receive(frame(1, true));
+    position.receive(frame(2));
+    position.decode(1);
+    position.finish(end(7));
+    assert.equal(position.isComplete, false);
+    position.decode(2);
+    assert.equal(position.isComplete, true);
+    assert.throws(() => position.receive(frame(8)), ProtocolError);
+    assert.throws(() => new LivePosition().finish(end(-1)), ProtocolError);
+  });
+});

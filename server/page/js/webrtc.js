@@ -1,0 +1,207 @@
+import { ConnectionLostError, IthakaError, reportOf, StreamError, UsageError } from "./errors.js";
+import { buildControl, buildFin, buildPong, buildResume, buildWish, parseMessage, } from "./protocol.js";
+/** How long WebRTC may take to come up before something else is tried. */
+export const ICE_DEADLINE_MS = 3_000;
+/** A live session in a video element: the picture comes as a WebRTC track, messages go over a data channel. */
+export class LiveVideo {
+    options;
+    hello = null;
+    peer;
+    channel;
+    finalState = null;
+    lastSeq = 0;
+    lastControlId = 0;
+    said = null;
+    hasEnded = false;
+    constructor(options, iceServers) {
+        this.options = options;
+        this.peer = new RTCPeerConnection({ iceServers });
+        this.channel = this.peer.createDataChannel("ithaka");
+        const transceiver = this.peer.addTransceiver("video", { direction: "recvonly" });
+        const codecs = RTCRtpReceiver.getCapabilities("video")?.codecs ?? [];
+        transceiver.setCodecPreferences?.(codecs.filter(({ mimeType }) => /\/(h264|rtx)$/i.test(mimeType)));
+        this.peer.ontrack = ({ track, receiver }) => {
+            // Every picture is the newest one: nothing is gained by holding it back.
+            if ("jitterBufferTarget" in receiver)
+                receiver.jitterBufferTarget = 0;
+            this.options.video.srcObject = new MediaStream([track]);
+            void this.options.video.play().catch(() => { });
+        };
+    }
+    /** Returns when media can flow. Throws ConnectionLostError, with the reason, when that takes longer than the deadline. */
+    static async open(options) {
+        const abort = new AbortController();
+        let opened = null;
+        let cancelDeadline = () => { };
+        const deadline = new Promise((_, reject) => {
+            cancelDeadline = options.clock.after(options.deadlineMs ?? ICE_DEADLINE_MS, () => reject(new ConnectionLostError("WebRTC did not come up in time.", "webrtc_timeout")));
+        });
+        const attempt = async () => {
+            const { ice_servers: servers } = await call(options, "GET", "/webrtc", abort.signal);
+            opened = new LiveVideo(options, readIceServers(servers));
+            await opened.connect(abort.signal);
+            return opened;
+        };
+        try {
+            return await Promise.race([attempt(), deadline]);
+        }
+        catch (error) {
+            abort.abort();
+            opened?.close();
+            if (error instanceof IthakaError)
+                throw error;
+            throw new ConnectionLostError(`WebRTC can't be used: ${String(error)}`, "webrtc_failed");
+        }
+        finally {
+            cancelDeadline();
+        }
+    }
+    /** Returns the control's id. Throws UsageError before `connected`. */
+    control(change) {
+        if (this.hello === null)
+            throw new UsageError("The session is not connected yet.");
+        this.lastControlId += 1;
+        this.send(buildControl(this.lastControlId, change));
+        return this.lastControlId;
+    }
+    pause() {
+        this.want("pause");
+    }
+    play() {
+        this.want("play");
+    }
+    /** Generate no more. */
+    end() {
+        this.want("end");
+    }
+    /** Leave at once, without a further event. */
+    close() {
+        this.hasEnded = true;
+        this.channel.onclose = this.channel.onmessage = null;
+        this.peer.close();
+        this.options.video.srcObject = null;
+    }
+    async connect(signal) {
+        const open = new Promise((resolve, reject) => {
+            this.channel.onopen = () => resolve();
+            this.peer.onconnectionstatechange = () => {
+                if (this.peer.connectionState === "failed")
+                    reject(new ConnectionLostError("ICE failed.", "webrtc_failed"));
+            };
+        });
+        // What is told before the answer is there has to wait for its address.
+        const waiting = [];
+        let address = null;
+        const trickle = () => {
+            if (address === null || waiting.length === 0)
+                return;
+            const lines = waiting.splice(0).map((candidate) => `a=${candidate}`);
+            const fragment = ["a=mid:0", ...lines, ""].join("\r\n");
+            void call(this.options, "PATCH", address, signal, { sdp_fragment: fragment }).catch(() => { });
+        };
+        this.peer.onicecandidate = ({ candidate }) => {
+            if (candidate?.candidate)
+                waiting.push(candidate.candidate);
+            trickle();
+        };
+        this.channel.onmessage = ({ data }) => this.receive(data);
+        this.channel.onclose = () => this.finish();
+        await this.peer.setLocalDescription(await this.peer.createOffer());
+        const body = { type: "offer", sdp: this.peer.localDescription?.sdp };
+        const answer = await call(this.options, "POST", "/webrtc", signal, body);
+        address = `/webrtc/${encodeURIComponent(String(answer["id"]))}`;
+        trickle();
+        await this.peer.setRemoteDescription({ type: "answer", sdp: String(answer["sdp"]) });
+        await open;
+        this.peer.onconnectionstatechange = () => {
+            if (this.peer.connectionState === "failed")
+                this.finish();
+        };
+    }
+    receive(data) {
+        if (typeof data !== "string")
+            return;
+        try {
+            this.handle(data);
+        }
+        catch (error) {
+            this.said = reportOf(error);
+            this.finish();
+        }
+    }
+    handle(text) {
+        const message = parseMessage(text);
+        switch (message.type) {
+            case "hello":
+                this.hello = message;
+                this.send(buildResume(message.stream, message.nextSeq));
+                this.options.events.connected?.(message);
+                break;
+            case "ping":
+                this.send(buildPong(message.id));
+                break;
+            case "state":
+                if (message.state === "closed" || message.state === "failed")
+                    this.finalState = message;
+                this.options.events.state?.(message);
+                break;
+            case "eos":
+                this.lastSeq = message.lastSeq;
+                // A track does not say which pictures were shown, so none is claimed.
+                this.send(buildFin(0, message.lastSeq));
+                break;
+            case "error":
+                this.said = message;
+                break;
+            case "unknown":
+                break;
+        }
+    }
+    want(wish) {
+        this.send(buildWish(wish));
+    }
+    send(text) {
+        if (this.channel.readyState === "open")
+            this.channel.send(text);
+    }
+    finish() {
+        if (this.hasEnded)
+            return;
+        this.close();
+        const state = this.finalState;
+        const outcome = {
+            delivered: state?.delivered ?? null,
+            state: state?.state ?? "closed",
+            reason: state?.reason ?? this.said?.code ?? "connection_lost",
+            lastSeq: this.lastSeq,
+            decodedCount: 0,
+        };
+        const isRegular = state?.state === "closed" && this.said === null;
+        const error = this.said
+            ? new StreamError(this.said.code, this.said.message, this.said.retryable, 0)
+            : new ConnectionLostError("The connection was lost.");
+        this.options.events.ended?.(outcome, isRegular ? null : reportOf(error));
+    }
+}
+async function call(options, method, path, signal, body) {
+    const headers = {};
+    if (options.token !== null)
+        headers["Authorization"] = `Bearer ${options.token}`;
+    if (body)
+        headers["Content-Type"] = "application/json";
+    const response = await fetch(options.sessionUrl + path, { method, headers, signal, body: body ? JSON.stringify(body) : null });
+    const answer = (await response.json().catch(() => ({})));
+    if (response.ok)
+        return answer;
+    const error = (answer["error"] ?? {});
+    const code = String(error["code"] ?? `http_${response.status}`);
+    throw new ConnectionLostError(String(error["message"] ?? `The server answered with ${response.status}.`), code);
+}
+function readIceServers(servers) {
+    if (!Array.isArray(servers))
+        return [];
+    return servers.map((server) => ({
+        urls: server["urls"].map(String),
+        ...(server["username"] ? { username: String(server["username"]), credential: String(server["credential"]) } : {}),
+    }));
+}

@@ -1,0 +1,26 @@
+// Runs in the page: a live session by the client library, shown in an element of its own. Says what carried it and when.
+async ({ model, waitFor, timeoutMs }) => {
+  const { Client } = await import("/js/index.js");
+  const video = document.createElement("video");
+  const canvas = document.createElement("canvas");
+  video.muted = true;
+  document.body.append(video, canvas);
+  const began = performance.now();
+  return await new Promise((resolve, reject) => {
+    const seen = { carrier: null, why: null, carrierMs: null, frames: 0, outcome: null, error: null };
+    let session = null;
+    const count = () => {
+      seen.frames += 1;
+      if (seen.frames === waitFor) session.end();
+    };
+    const watch = () => video.requestVideoFrameCallback(() => (count(), watch()));
+    watch();
+    const events = {
+      carrier: (carrier, why) => Object.assign(seen, { carrier, why, carrierMs: performance.now() - began }),
+      frame: count,
+      ended: (outcome, error) => resolve({ ...seen, outcome, error }),
+    };
+    const options = { model, video, canvas, events, ...(timeoutMs ? { webRtcTimeoutMs: timeoutMs } : {}) };
+    new Client(location.href).createLiveSession(options).then((made) => (session = made), reject);
+  });
+}
