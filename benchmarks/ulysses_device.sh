@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# One visit to a machine with GPUs: build, check, time, calibrate. Each stage has its own limit, the most important come first.
-# usage, from the repository's root: benchmarks/ulysses_device.sh [FOLDER]      FOLDER receives logs and JSON
+# One visit to a machine with GPUs, each stage with its own limit, the most important first.
+# usage, from the repository's root: benchmarks/ulysses_device.sh FOLDER STAGE…      FOLDER receives logs and JSON
+# stages: build check table loopback copies sweep calibrate trials
 set -u
 cd "$(dirname "$0")/.."
-out=${1:-/tmp/ulysses-out}
+out=${1:?a folder for logs and JSON}
+shift
 mkdir -p "$out"
 export PYTHONPATH=src:.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 export TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NCCL_NVLS_ENABLE=0 NVSHMEM_DISABLE_NVLS=1
@@ -17,12 +19,30 @@ stage() { # name, seconds, lines of its log to show, command…
   tail -n "$lines" "$out/$name.log"
 }
 
-stage build 60 3 python3 -m ithaka.comm_ext.build --arch 90
-stage check 45 12 python3 -m benchmarks.ulysses check
-stage table 60 24 python3 -m benchmarks.ulysses table --directory "$out"
-if ! python3 -c 'import pytest' 2>/dev/null && ls .whl/*.whl >/dev/null 2>&1; then
+bench() { # mode, seconds, lines
+  stage "$1" "$2" "$3" python3 -m benchmarks.ulysses "$1" --directory "$out"
+}
+
+find_pytest() {
+  python3 -c 'import pytest' 2>/dev/null && return
+  ls .whl/*.whl >/dev/null 2>&1 || return
   python3 -m pip install -q --no-index --no-deps --no-cache-dir --target /tmp/ulysses-site .whl/*.whl
   export PYTHONPATH=$PYTHONPATH:/tmp/ulysses-site
-fi
-stage loopback 75 25 python3 -m pytest -c /dev/null --rootdir=. -q -x --tb=short -p no:cacheprovider tests/gpu
-stage sweep 55 15 python3 -m benchmarks.ulysses sweep --directory "$out"
+}
+
+for name in "$@"; do
+  case $name in
+    build) stage build 60 3 python3 -m ithaka.comm_ext.build --arch 90 ;;
+    check) bench check 30 8 ;;
+    table) bench table 60 24 ;;
+    copies) bench copies 30 60 ;;
+    sweep | calibrate) bench "$name" 60 45 ;;
+    trials) bench trials 60 16 ;;
+    loopback)
+      find_pytest
+      stage loopback 75 40 python3 -m pytest -c /dev/null --rootdir=. -q --maxfail=4 --tb=short --durations=8 \
+        -p no:cacheprovider tests/gpu
+      ;;
+    *) echo "no stage named $name" >&2 && exit 2 ;;
+  esac
+done

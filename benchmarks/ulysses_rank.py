@@ -13,13 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from tests.gpu.exchange_checks import check_alternation, check_cases, check_graphs, check_tagged_group
 
+from benchmarks.ulysses_choice import choose_table
+from benchmarks.ulysses_copies import Copies
 from benchmarks.ulysses_peers import find_peers
+from ithaka.comm_ext.ulysses import cuda_member
 from ithaka.comm_ext.ulysses.communicator import Backend, UlyssesCommunicator
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch, Row
 from ithaka.comm_ext.ulysses.group import RankGroup
@@ -30,26 +35,20 @@ SHAPES = ((256, 8), (4680, 12), (6240, 40), (32760, 12), (32760, 40), (37888, 56
 FLOOR_SHAPE = (32, 2)  # hardly any bytes: what a call costs at least
 JOINT_SHAPES = ((4680, 12), (6240, 40))
 GRAPH_CALLS = 20
-SWEPT = tuple(
-    Launch(remote, local, copied)
-    for remote, local, copied in (
-        (8, 8, 0.0),
-        (16, 8, 0.0),
-        (16, 16, 0.0),
-        (32, 16, 0.0),
-        (32, 32, 0.0),
-        (64, 32, 0.0),
-        (100, 32, 0.0),
-        (132, 32, 0.0),
-        (132, 132, 0.0),
-        (232, 32, 0.0),
-        (16, 16, 0.5),
-        (32, 16, 0.5),
-        (32, 16, 0.8),
-        (0, 16, 1.0),
-        (0, 64, 1.0),
-    )
+SWEPT_SHAPES = (FLOOR_SHAPE, SHAPES[0], (1024, 16), *SHAPES[1:])
+KERNEL_ALONE = ((8, 8), (16, 8), (16, 16), (32, 16), (32, 32), (64, 32), (64, 64), (100, 32), (132, 132))
+WITH_COPIES = (
+    (0, 32, 1.0),
+    (0, 64, 1.0),
+    (0, 100, 1.0),
+    (4, 64, 0.98),
+    (8, 64, 0.95),
+    (16, 64, 0.9),
+    (32, 64, 0.75),
+    (64, 64, 0.5),
 )
+SWEPT = tuple(Launch(remote, local, 0.0) for remote, local in KERNEL_ALONE) + tuple(Launch(*one) for one in WITH_COPIES)
+TRIED = tuple(Launch(remote, local, 0.0) for remote, local in ((16, 8), (32, 32), (64, 32), (100, 32), (64, 64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,7 @@ class Job:
     fds: tuple[tuple[int, int], ...]
     port: int
     directory: str | None
+    trials: dict[str, str]
 
 
 class Processes:
@@ -83,7 +83,7 @@ class Timer:
     def __init__(self) -> None:
         self.stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def eager(self, call: Callable[[], object]) -> float:
+    def eager(self, call: Callable[[], object], samples: int = 30) -> float:
         """Ten calls in a row."""
         with torch.cuda.stream(self.stream):
             for _ in range(8):
@@ -95,7 +95,7 @@ class Timer:
             for _ in range(10):
                 call()  # results are dropped at once: a lease that is held would end the run
 
-        return self._median(run, 10, 30)
+        return self._median(run, 10, samples)
 
     def graph(self, call: Callable[[], object], samples: int = 20) -> float:
         """A graph of GRAPH_CALLS calls."""
@@ -212,29 +212,79 @@ class Bench:
         for communicator in ours.values():
             communicator.close()
 
-    def sweep(self) -> None:
+    def sweep(self) -> dict[str, dict[str, float]]:
         """Every launch of SWEPT for every shape, in a graph: what a calibration is chosen from."""
-        found: dict[str, dict[str, float]] = {}
         number = torch.zeros(1, device=self.device)
         self.say(f"one tiny kernel in a graph: {self.timer.graph(partial(number.add_, 1))} us")
+        found: dict[str, dict[str, float]] = {}
         for launch in SWEPT:
-            with self.communicator(calibration=_only(launch)) as ours:
-                for direction in Direction:
-                    for tokens, heads in (FLOOR_SHAPE, *SHAPES):
-                        x, _ = self._draw(direction, tokens, heads)
-                        time_us = self.timer.graph(_call(ours, direction, x, "sweep"), samples=8)
-                        found.setdefault(f"{direction} {tokens}x{heads}", {})[launch.facts()] = time_us
+            for shape, time_us in self._times(launch, SWEPT_SHAPES).items():
+                found.setdefault(shape, {})[launch.facts()] = time_us
         for shape, row in found.items():
-            best = sorted(row.items(), key=lambda item: item[1])[:7]
+            best = sorted(row.items(), key=lambda item: item[1])[:6]
             self.say(f"sweep {shape}: " + " | ".join(f"{_short(facts)} {time_us}" for facts, time_us in best))
-        if self.job.directory and self.job.rank == 0:
-            with open(os.path.join(self.job.directory, "ulysses_sweep.json"), "w") as file:
-                json.dump(found, file, indent=1)
+        self._leave("ulysses_sweep.json", found)
+        return found
+
+    def calibrate(self) -> None:
+        """Sweep, choose, leave the table."""
+        table = choose_table(self.sweep(), self.job.num_ranks, HEAD_DIM * 2, self._machine())
+        self._leave("cuda_calibration.json", table)
+        self.say(json.dumps(table, indent=1))
+
+    def trials(self) -> None:
+        """Builds that differ, for some launches and all shapes, Q+K+V at once too."""
+        found: dict[str, dict[str, float]] = {}
+        for name, path in self.job.trials.items():
+            with patch.object(cuda_member, "find_library", partial(Path, path)):
+                for launch in TRIED:
+                    for shape, time_us in self._times(launch, SHAPES[:5], joint=True).items():
+                        found.setdefault(shape, {})[f"{name} {_short(launch.facts())}"] = time_us
+        for shape, row in found.items():
+            bests = []
+            for name in self.job.trials:
+                best = min((time_us, launch) for launch, time_us in row.items() if launch.rpartition(" ")[0] == name)
+                bests.append(f"{best[1]} {best[0]}")
+            self.say(f"trials {shape}: " + " | ".join(bests))
+        self._leave("ulysses_trials.json", found)
+
+    def copies(self) -> None:
+        """The copy engine alone."""
+        copies = Copies(self.job.rank, self.job.num_ranks)
+        for name, num_bytes, call in copies.all():
+            graph_us, eager_us = self.timer.graph(call, samples=5), self.timer.eager(call, samples=5)
+            rate = num_bytes / graph_us / 1e3
+            self.say(f"copies {num_bytes >> 20} MiB {name}: {graph_us} us in a graph ({rate:.0f} GB/s), {eager_us} eager")
+        copies.close()
 
     def say(self, text: str) -> None:
         """Print once for all ranks."""
         if self.job.rank == 0:
             print(text, flush=True)
+
+    def _times(self, launch: Launch, shapes: Sequence[tuple[int, int]], joint: bool = False) -> dict[str, float]:
+        """µs of calls made this way, by direction and shape; launches that can't be best for a shape are left out."""
+        times = {}
+        with self.communicator(calibration=_only(launch)) as ours:
+            for tokens, heads in shapes:
+                wire = tokens * heads * HEAD_DIM * 2 // self.job.num_ranks**2 * (self.job.num_ranks - 1)
+                if (launch.copied and wire < 3e6) or (0 < launch.remote_blocks <= 16 and wire > 8e6 and not launch.copied):
+                    continue
+                for direction in Direction:
+                    x, _ = self._draw(direction, tokens, heads)
+                    times[f"{direction} {tokens}x{heads}"] = self.timer.graph(_call(ours, direction, x, "sweep"), samples=6)
+                if joint and (tokens, heads) in JOINT_SHAPES:
+                    qkv = [self._draw(Direction.SCATTER, tokens, heads)[0] for _ in range(3)]
+                    times[f"Q+K+V {tokens}x{heads}"] = self.timer.graph(partial(ours.scatter_qkv, *qkv), samples=6)
+        return times
+
+    def _machine(self) -> str:
+        return f"{self.job.num_ranks} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+
+    def _leave(self, name: str, plain: object) -> None:
+        if self.job.directory and self.job.rank == 0:
+            with open(os.path.join(self.job.directory, name), "w") as file:
+                json.dump(plain, file, indent=1)
 
     def _joint(self, ours: dict[Backend, UlyssesCommunicator]) -> None:
         for tokens, heads in JOINT_SHAPES:

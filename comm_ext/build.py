@@ -79,9 +79,12 @@ def supported_architectures(compiler: Compiler) -> tuple[int, ...]:
     return tuple(architecture for architecture in WANTED_ARCHITECTURES if architecture in known)
 
 
-def library_path(architectures: Sequence[int]) -> Path:
-    """Where the build of the present sources lies, whether it exists or not."""
-    return cache_folder() / f"ulysses-{source_hash()}-{'-'.join(map(str, architectures))}.so"
+def library_path(architectures: Sequence[int], defines: Sequence[str] = ()) -> Path:
+    """Where the build of the present sources lies, whether it exists or not. Builds with ``defines`` are for trials."""
+    name = "-".join((source_hash(), *map(str, architectures)))
+    if not defines:
+        return cache_folder() / f"ulysses-{name}.so"
+    return cache_folder() / f"trial-{name}-{hashlib.blake2b(repr(defines).encode(), digest_size=4).hexdigest()}.so"
 
 
 def find_library() -> Path | None:
@@ -90,14 +93,17 @@ def find_library() -> Path | None:
     return max(builds, key=lambda path: len(path.name)) if builds else None
 
 
-def build(architectures: Sequence[int] | None = None, *, verbose: bool = False) -> Path:
-    """Compile unless it is cached; the library's path. Raises BuildError."""
+def build(architectures: Sequence[int] | None = None, *, defines: Sequence[str] = (), verbose: bool = False) -> Path:
+    """Compile unless it is cached; the library's path. Raises BuildError.
+
+    ``defines`` (NAME=VALUE) make a trial build that is never found by ``find_library``.
+    """
     compiler = find_compiler()
     supported = supported_architectures(compiler)
     chosen = tuple(architectures) if architectures is not None else supported
     if not chosen or not set(chosen) <= set(supported):
         raise BuildError(f"nvcc {compiler.version} compiles for {list(supported)} of ours, asked for {list(chosen)}")
-    target = library_path(chosen)
+    target = library_path(chosen, defines)
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +114,7 @@ def build(architectures: Sequence[int] | None = None, *, verbose: bool = False) 
             *("-O3", "-std=c++17", "-lineinfo", "-shared", "-cudart", "static", "-cudadevrt", "none"),
             *("-Xcompiler", "-fPIC,-Wall", "--threads", "0"),
             f'-DITHAKA_SOURCE_HASH="{source_hash()}"',
+            *(f"-D{define}" for define in defines),
             *(f"-gencode=arch=compute_{number},code=sm_{number}" for number in chosen),
             *(f"-L{folder}" for folder in compiler.library_folders),
             *(("-Xptxas", "-v") if verbose else ()),

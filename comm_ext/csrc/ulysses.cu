@@ -39,8 +39,6 @@ class OnDevice {
     if (ul_status != cudaSuccess) return (int)ul_status; \
   } while (0)
 
-constexpr int kRound = 4;
-
 static_assert(UL_THREADS >= UL_MAX_RANKS, "a block has a thread for each rank");
 
 template <typename Argument>
@@ -52,36 +50,38 @@ cudaError_t launch(void (*kernel)(Argument), uint32_t blocks, uint32_t threads, 
   return cudaLaunchKernelEx(&config, kernel, argument);
 }
 
-template <typename Unit>
-cudaError_t launch_send(const UlCall& call, cudaStream_t stream) {
-  return launch(ulysses::send_kernel<Unit, kRound>, call.remote_blocks + call.local_blocks, UL_THREADS, stream, call);
+// A piece with addresses: its source in the caller's tensor, its target in the slot.
+UlPiece bind(const UlPiece& piece, uint64_t target, const uint64_t* sources) {
+  UlPiece bound = piece;
+  bound.source += sources[piece.tensor];
+  bound.target += target;
+  return bound;
 }
 
-cudaError_t launch_send(const UlCall& call, uint32_t unit_bytes, cudaStream_t stream) {
-  switch (unit_bytes) {
-    case 16: return launch_send<uint4>(call, stream);
-    case 8: return launch_send<uint2>(call, stream);
-    case 4: return launch_send<uint32_t>(call, stream);
-    case 2: return launch_send<uint16_t>(call, stream);
-    case 1: return launch_send<uint8_t>(call, stream);
+template <int kPieces>
+cudaError_t launch_send(const UlPlan& plan, const UlCall& call, const uint64_t* sources, cudaStream_t stream) {
+  ulysses::Sending<kPieces> sending;
+  sending.call = call;
+  const uint64_t start = plan.window + call.slot * plan.slot_bytes;
+  for (uint32_t step = 0; step < call.ranks; ++step) {
+    const uint64_t target = call.arena[(call.rank + 1 + step) % call.ranks] + start;  // the last step is the own share
+    for (uint32_t index = step * call.tensors; index < (step + 1) * call.tensors; ++index)
+      sending.piece[index] = bind(plan.piece[index], target, sources);
+  }
+  const uint32_t blocks = call.remote_blocks + call.local_blocks;
+  switch (plan.unit_bytes) {
+    case 16: return launch(ulysses::send_kernel<uint4, kPieces>, blocks, UL_THREADS, stream, sending);
+    case 8: return launch(ulysses::send_kernel<uint2, kPieces>, blocks, UL_THREADS, stream, sending);
+    case 4: return launch(ulysses::send_kernel<uint32_t, kPieces>, blocks, UL_THREADS, stream, sending);
+    case 2: return launch(ulysses::send_kernel<uint16_t, kPieces>, blocks, UL_THREADS, stream, sending);
+    case 1: return launch(ulysses::send_kernel<uint8_t, kPieces>, blocks, UL_THREADS, stream, sending);
     default: return cudaErrorInvalidValue;
   }
 }
 
-// The call with addresses: sources in the caller's tensors, targets in the slot.
-UlCall bind(const UlPlan& plan, uint32_t slot, const uint64_t* sources) {
-  UlCall call = plan.call;
-  call.slot = slot;
-  const uint64_t start = plan.window + slot * plan.slot_bytes;
-  for (uint32_t step = 0; step < call.ranks; ++step) {
-    const uint64_t target = call.arena[(call.rank + 1 + step) % call.ranks] + start;  // the last step is the own share
-    for (uint32_t tensor = 0; tensor < call.tensors; ++tensor) {
-      UlPiece& piece = call.piece[step * call.tensors + tensor];
-      piece.source += sources[piece.tensor];
-      piece.target += target;
-    }
-  }
-  return call;
+cudaError_t launch_send(const UlPlan& plan, const UlCall& call, const uint64_t* sources, cudaStream_t stream) {
+  if (call.ranks * call.tensors <= UL_FEW_PIECES) return launch_send<UL_FEW_PIECES>(plan, call, sources, stream);
+  return launch_send<UL_MAX_PIECES>(plan, call, sources, stream);
 }
 
 cudaError_t issue_copies(const UlPlan& plan, uint32_t slot, const uint64_t* sources, cudaStream_t stream) {
@@ -111,8 +111,26 @@ UlWait wait_of(const UlCall& call) {
 
 UlWaitSite site_of(const UlCall& call) { return {call.region, call.signature, call.expected_words}; }
 
-cudaError_t launch_finish(const UlWait& wait, uint32_t blocks, cudaStream_t stream) {
-  return launch(ulysses::finish_kernel, blocks, UL_THREADS, stream, wait);
+cudaError_t launch_finish(const UlWait& wait, cudaStream_t stream) {
+  return launch(ulysses::finish_kernel, 1, UL_THREADS, stream, wait);
+}
+
+constexpr uint32_t kOutputBlocks = 128;
+constexpr uint64_t kOutputBytesPerBlock = UL_ROUND * sizeof(uint4) * UL_THREADS;
+
+cudaError_t launch_output(const UlPlan& plan, uint32_t slot, const uint64_t* targets, cudaStream_t stream) {
+  UlOutput output = {};
+  output.tensors = plan.call.tensors;
+  uint64_t bytes = 0;
+  for (uint32_t index = 0; index < output.tensors; ++index) {
+    output.source[index] =
+        plan.call.arena[plan.call.rank] + plan.window + slot * plan.slot_bytes + plan.result_offset[index];
+    output.target[index] = targets[index];
+    output.bytes[index] = plan.result_bytes[index];
+    bytes += plan.result_bytes[index];
+  }
+  const uint64_t blocks = (bytes + kOutputBytesPerBlock - 1) / kOutputBytesPerBlock;
+  return launch(ulysses::output_kernel, (uint32_t)(blocks > kOutputBlocks ? kOutputBlocks : blocks), UL_THREADS, stream, output);
 }
 
 // Kernels see for themselves whether their slot is free; copies can't.
@@ -130,9 +148,6 @@ cudaError_t take_turn(UlTurn* turn, const UlPlan& plan, cudaStream_t stream, int
   return cudaSuccess;
 }
 
-constexpr uint32_t kCopyBlocks = 128;
-constexpr uint64_t kCopyBytesPerBlock = 4 * sizeof(uint4) * UL_THREADS;
-
 }  // namespace
 
 extern "C" {
@@ -141,11 +156,11 @@ const char* ul_source_hash() { return ITHAKA_SOURCE_HASH; }
 
 const char* ul_error(int status) { return cudaGetErrorString((cudaError_t)status); }
 
-// Sizes that the Python mirror must agree with: version, piece, call, wait, copy, plan, region, arena words, host words.
-int ul_abi(uint64_t sizes[9]) {
-  const uint64_t own[9] = {UL_ABI_VERSION, sizeof(UlPiece),  sizeof(UlCall),       sizeof(UlWait),     sizeof(UlCopy),
+// Sizes that the Python mirror must agree with: version, piece, call, copy, plan, region, arena words, host words.
+int ul_abi(uint64_t sizes[8]) {
+  const uint64_t own[8] = {UL_ABI_VERSION, sizeof(UlPiece),  sizeof(UlCall),       sizeof(UlCopy),
                            sizeof(UlPlan), sizeof(UlRegion), sizeof(UlArenaWords), sizeof(UlHostWords)};
-  for (int index = 0; index < 9; ++index) sizes[index] = own[index];
+  for (int index = 0; index < 8; ++index) sizes[index] = own[index];
   return 0;
 }
 
@@ -165,13 +180,19 @@ int ul_load_kernels(int device) {
   OnDevice guard(device);
   UL_TRY(guard.status());
   const void* kernels[] = {
-      reinterpret_cast<const void*>(ulysses::send_kernel<uint4, kRound>),
-      reinterpret_cast<const void*>(ulysses::send_kernel<uint2, kRound>),
-      reinterpret_cast<const void*>(ulysses::send_kernel<uint32_t, kRound>),
-      reinterpret_cast<const void*>(ulysses::send_kernel<uint16_t, kRound>),
-      reinterpret_cast<const void*>(ulysses::send_kernel<uint8_t, kRound>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint4, UL_FEW_PIECES>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint2, UL_FEW_PIECES>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint32_t, UL_FEW_PIECES>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint16_t, UL_FEW_PIECES>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint8_t, UL_FEW_PIECES>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint4, UL_MAX_PIECES>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint2, UL_MAX_PIECES>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint32_t, UL_MAX_PIECES>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint16_t, UL_MAX_PIECES>),
+      reinterpret_cast<const void*>(ulysses::send_kernel<uint8_t, UL_MAX_PIECES>),
       reinterpret_cast<const void*>(ulysses::finish_kernel),
       reinterpret_cast<const void*>(ulysses::open_kernel),
+      reinterpret_cast<const void*>(ulysses::output_kernel),
   };
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
@@ -297,6 +318,18 @@ int ul_synchronize(int device) {
   return (int)cudaDeviceSynchronize();
 }
 
+// The copy engine's share of a call, behind what `stream` holds so far; first the opening barrier where it may be needed.
+static cudaError_t begin_copies(const UlPlan& plan, UlLane* lane, UlTurn* turn, const UlCall& call, const uint64_t* sources,
+                                cudaStream_t stream) {
+  int opens = 0;
+  cudaError_t status = take_turn(turn, plan, stream, &opens);
+  if (status == cudaSuccess && opens) status = launch(ulysses::open_kernel, 1, 32, stream, call);
+  if (status == cudaSuccess) status = cudaEventRecord(lane->begun, stream);
+  if (status == cudaSuccess) status = cudaStreamWaitEvent(lane->stream, lane->begun, 0);
+  if (status == cudaSuccess) status = issue_copies(plan, call.slot, sources, lane->stream);
+  return status;
+}
+
 // Send and wait: after it in stream order the slot holds the result.
 //
 // `targets` (null: none) are contiguous, aligned to 16 bytes, and receive copies of the results.
@@ -304,59 +337,39 @@ int ul_exchange(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, c
                 cudaStream_t stream) {
   OnDevice guard((int)plan->device);
   UL_TRY(guard.status());
-  int opens = 0;
-  UL_TRY(take_turn(turn, *plan, stream, &opens));
-  UlCall call = bind(*plan, slot, sources);
-  const bool by_kernel = plan->copies == 0;
-  call.waits = by_kernel && targets == nullptr;
-  if (!by_kernel) {
-    if (opens) UL_TRY(launch(ulysses::open_kernel, 1, 32, stream, call));
-    UL_TRY(cudaEventRecord(lane->begun, stream));
-    UL_TRY(cudaStreamWaitEvent(lane->stream, lane->begun, 0));
-    UL_TRY(issue_copies(*plan, slot, sources, lane->stream));
+  UlCall call = plan->call;
+  call.slot = slot;
+  call.waits = plan->copies == 0;
+  if (call.waits) {
+    UL_TRY(launch_send(*plan, call, sources, stream));
+  } else {
+    UL_TRY(begin_copies(*plan, lane, turn, call, sources, stream));
     UL_TRY(cudaEventRecord(lane->sent, lane->stream));
+    UL_TRY(launch_send(*plan, call, sources, stream));
+    UL_TRY(cudaStreamWaitEvent(stream, lane->sent, 0));
+    UlWait wait = wait_of(call);
+    wait.site[0] = site_of(call);
+    wait.sites = wait.announces = wait.awaits = 1;
+    UL_TRY(launch_finish(wait, stream));
   }
-  UL_TRY(launch_send(call, plan->unit_bytes, stream));
-  if (call.waits) return 0;
-  if (!by_kernel) UL_TRY(cudaStreamWaitEvent(stream, lane->sent, 0));
-  UlWait wait = wait_of(call);
-  wait.site[0] = site_of(call);
-  wait.sites = 1;
-  wait.announces = !by_kernel;
-  wait.awaits = 1;
-  uint64_t bytes = 0;
-  for (uint32_t index = 0; targets != nullptr && index < call.tensors; ++index) {
-    wait.copy_source[index] = call.arena[call.rank] + plan->window + slot * plan->slot_bytes + plan->result_offset[index];
-    wait.copy_target[index] = targets[index];
-    wait.copy_bytes[index] = plan->result_bytes[index];
-    bytes += plan->result_bytes[index];
-    ++wait.copies;
-  }
-  const uint64_t blocks = (bytes + kCopyBytesPerBlock - 1) / kCopyBytesPerBlock;
-  return (int)launch_finish(wait, (uint32_t)(blocks < 1 ? 1 : blocks > kCopyBlocks ? kCopyBlocks : blocks), stream);
+  return targets == nullptr ? 0 : (int)launch_output(*plan, slot, targets, stream);
 }
 
 // Send only. The copy engine's share announces itself, so that peers need not wait for this rank's own wait.
 int ul_send(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, const uint64_t* sources, cudaStream_t stream) {
   OnDevice guard((int)plan->device);
   UL_TRY(guard.status());
-  int opens = 0;
-  UL_TRY(take_turn(turn, *plan, stream, &opens));
-  UlCall call = bind(*plan, slot, sources);
-  call.waits = 0;
-  if (plan->copies == 0) return (int)launch_send(call, plan->unit_bytes, stream);
-  if (opens) UL_TRY(launch(ulysses::open_kernel, 1, 32, stream, call));
-  UL_TRY(cudaEventRecord(lane->begun, stream));
-  UL_TRY(cudaStreamWaitEvent(lane->stream, lane->begun, 0));
-  UL_TRY(issue_copies(*plan, slot, sources, lane->stream));
-  UL_TRY(launch_send(call, plan->unit_bytes, stream));
+  UlCall call = plan->call;
+  call.slot = slot;
+  if (plan->copies == 0) return (int)launch_send(*plan, call, sources, stream);
+  UL_TRY(begin_copies(*plan, lane, turn, call, sources, stream));
+  UL_TRY(launch_send(*plan, call, sources, stream));
   UL_TRY(cudaEventRecord(lane->own_done, stream));  // the send kernel counts the use that is announced next
   UL_TRY(cudaStreamWaitEvent(lane->stream, lane->own_done, 0));
   UlWait wait = wait_of(call);
   wait.site[0] = site_of(call);
-  wait.sites = 1;
-  wait.announces = 1;
-  UL_TRY(launch_finish(wait, 1, lane->stream));
+  wait.sites = wait.announces = 1;
+  UL_TRY(launch_finish(wait, lane->stream));
   return (int)cudaEventRecord(lane->sent, lane->stream);
 }
 
@@ -372,7 +385,7 @@ int ul_wait(const UlPlan* const* plans, UlLane* const* lanes, uint32_t sites, cu
     wait.site[index] = site_of(plans[index]->call);
     if (plans[index]->copies != 0) UL_TRY(cudaStreamWaitEvent(stream, lanes[index]->sent, 0));
   }
-  return (int)launch_finish(wait, 1, stream);
+  return (int)launch_finish(wait, stream);
 }
 
 }  // extern "C"

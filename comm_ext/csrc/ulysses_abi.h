@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define UL_ABI_VERSION 1
+#define UL_ABI_VERSION 2
 #define UL_MAX_RANKS 8
 #define UL_MAX_TENSORS 3
 #define UL_MAX_PIECES (UL_MAX_RANKS * UL_MAX_TENSORS)
@@ -12,6 +12,9 @@
 #define UL_MAX_WAIT_SITES 16  // call sites that one wait covers
 #ifndef UL_THREADS
 #define UL_THREADS 512
+#endif
+#ifndef UL_FEW_PIECES
+#define UL_FEW_PIECES 6  // of a call that travels as a short kernel parameter
 #endif
 
 // Rows of one tensor for one rank. Unit number u of the piece lies in row u / row_units; row r is number r % inner_rows
@@ -24,9 +27,8 @@ typedef struct UlPiece {
   uint32_t inner_rows, inner_magic, inner_shift, tensor;
 } UlPiece;
 
-// One kernel launch. Pieces: peers in rotation order (rank + 1, rank + 2, ...), `tensors` pieces each; then the own share.
+// One kernel launch, but for its pieces.
 typedef struct UlCall {
-  UlPiece piece[UL_MAX_PIECES];
   uint64_t arena[UL_MAX_RANKS];  // every rank's arena as mapped in this process
   uint64_t region;               // bytes from an arena's start
   uint64_t timeout_ns;
@@ -47,13 +49,17 @@ typedef struct UlWait {
   uint64_t arena[UL_MAX_RANKS];
   uint64_t timeout_ns;
   uint64_t host_words;
-  uint64_t copy_source[UL_MAX_TENSORS], copy_target[UL_MAX_TENSORS];
-  uint64_t copy_bytes[UL_MAX_TENSORS];  // copied by all blocks once everything arrived
   uint32_t rank, ranks, sites;
   uint32_t announces;  // whether to write the last arrival word of site 0 first: the copy engine's share is complete
   uint32_t awaits;     // whether to wait
-  uint32_t copies;     // results to copy out
+  uint32_t pad;
 } UlWait;
+
+// Contiguous bytes from the slot to tensors of the caller, all aligned to 16 bytes.
+typedef struct UlOutput {
+  uint64_t source[UL_MAX_TENSORS], target[UL_MAX_TENSORS], bytes[UL_MAX_TENSORS];
+  uint32_t tensors, pad;
+} UlOutput;
 
 // The first bytes of an arena.
 typedef struct UlArenaWords {
@@ -95,7 +101,8 @@ typedef struct UlCopy {
 
 // All that is known before a call: made once for a call site and a layout of its inputs.
 typedef struct UlPlan {
-  UlCall call;                   // pieces unbound
+  UlCall call;
+  UlPiece piece[UL_MAX_PIECES];  // unbound. Peers in rotation order (rank + 1, rank + 2, ...), `tensors` each; then the own share
   UlCopy copy[UL_MAX_COPIES];
   uint64_t window;               // bytes from an arena's start to slot 0
   uint64_t slot_bytes;

@@ -1,50 +1,99 @@
-// The kernels: send (with the wait in its tail where the caller wants both), finish, open.
+// The kernels: send (with the wait in its tail where the caller wants both), finish, open, output.
 #pragma once
 #include "ulysses_rows.h"
 #include "ulysses_words.cuh"
 
+#ifndef UL_ROUND
+#define UL_ROUND 4  // units that a thread has under way at once
+#endif
+#ifndef UL_BLOCKS_PER_MULTIPROCESSOR
+#define UL_BLOCKS_PER_MULTIPROCESSOR 2
+#endif
+#ifndef UL_ORDER
+#define UL_ORDER 0
+#endif
+
 namespace ulysses {
 
-// Copy a piece: thread `first` of `threads`. All loads of a round are in flight before its first store; `may_store` is asked
-// between them, so that an opening barrier overlaps with the first loads.
-template <typename Unit, int kRound, typename Gate>
-__device__ __forceinline__ void copy_piece(const UlPiece& piece, uint32_t first, uint32_t threads, Gate& may_store) {
-  for (uint32_t unit = first; unit < piece.units; unit += kRound * threads) {
-    Unit value[kRound];
-    uint64_t target[kRound];
+// A call with its pieces bound to addresses: what a send kernel gets.
+template <int kPieces>
+struct Sending {
+  UlCall call;
+  UlPiece piece[kPieces];
+};
+
+// The units of a piece that one thread moves: a round of them at a time, `next` apart, rounds `round` apart.
+struct Share {
+  uint32_t first, next, round, end;
+
+  __device__ __forceinline__ Share(uint32_t units, uint32_t block, uint32_t blocks) {
+#if UL_ORDER == 0  // all blocks side by side
+    first = block * UL_THREADS + threadIdx.x, next = blocks * UL_THREADS, round = UL_ROUND * next, end = units;
+#elif UL_ORDER == 1  // each block a whole round at a time
+    first = block * UL_ROUND * UL_THREADS + threadIdx.x, next = UL_THREADS, round = blocks * UL_ROUND * UL_THREADS, end = units;
+#else  // each block a stretch of its own
+    const uint32_t stretch = ((units + blocks - 1) / blocks + 31) / 32 * 32;
+    first = block * stretch + threadIdx.x, next = UL_THREADS, round = UL_ROUND * UL_THREADS;
+    end = min(units, (block + 1) * stretch);
+#endif
+  }
+};
+
+// Move this thread's share of a piece. All loads of a round are in flight before its first store; `may_store` is asked between
+// them, so that what the answer takes overlaps with the first loads.
+template <typename Unit, typename Gate>
+__device__ __forceinline__ void copy_piece(const UlPiece& piece, const Share& share, Gate& may_store) {
+  for (uint32_t unit = share.first; unit < share.end; unit += share.round) {
+    Unit value[UL_ROUND];
+    uint64_t target[UL_ROUND];
 #pragma unroll
-    for (int i = 0; i < kRound; ++i) {
-      if (unit + i * threads < piece.units) {
-        const UlPlace place = ul_place(&piece, unit + i * threads, sizeof(Unit));
+    for (int i = 0; i < UL_ROUND; ++i) {
+      if (unit + i * share.next < share.end) {
+        const UlPlace place = ul_place(&piece, unit + i * share.next, sizeof(Unit));
         value[i] = load_once(reinterpret_cast<const Unit*>(place.source));
         target[i] = place.target;
       }
     }
     if (!may_store()) return;
 #pragma unroll
-    for (int i = 0; i < kRound; ++i)
-      if (unit + i * threads < piece.units) *reinterpret_cast<Unit*>(target[i]) = value[i];
+    for (int i = 0; i < UL_ROUND; ++i)
+      if (unit + i * share.next < share.end) *reinterpret_cast<Unit*>(target[i]) = value[i];
   }
 }
 
-// Asked by each thread before its stores: free of charge once the slot is known to be free.
+__device__ __forceinline__ Group group_of(const UlCall& call) {
+  return {call.arena, call.host_words, call.timeout_ns, call.rank, call.ranks};
+}
+
+// The opening barrier, as one thread takes it. Its first threads of block 0 tell the peers.
+__device__ __noinline__ bool open_slot(const UlCall& call, uint32_t use) {
+  const Group group = group_of(call);
+  if (blockIdx.x == 0 && threadIdx.x < call.ranks && threadIdx.x != call.rank)
+    store_release(&group.region_of(threadIdx.x, call.region)->begun[call.rank], use);
+  return await_begun(group, group.region_of(call.rank, call.region), use);
+}
+
+// Whether a remote block may store: the group is sound and the slot free. Free of charge after the first answer. Every thread
+// of a block asks at least once, since the first ones also begin the opening barrier.
 struct SlotGate {
-  const Group& group;
-  const UlRegion* own;
-  uint32_t use;
-  bool open, broken;
+  const UlCall& call;
+  uint64_t fault;
+  uint32_t use, last;
+  bool asked, open;
 
   __device__ __forceinline__ bool operator()() {
-    if (!open) {
-      open = await_begun(group, own, use);
-      broken = !open;
+    if (!asked) {
+      asked = true;
+      open = fault == 0 && (is_proven(use, last, call.expiry) || open_slot(call, use));
     }
     return open;
   }
 };
 
-struct OpenGate {
-  __device__ __forceinline__ bool operator()() const { return true; }
+// The own slot is free whenever its rank gets here.
+struct OwnGate {
+  uint64_t fault;
+  __device__ __forceinline__ bool operator()() const { return fault == 0; }
 };
 
 // Every thread of a block looks at its share of the arrival words. False for threads that saw the group break.
@@ -59,34 +108,37 @@ __device__ __forceinline__ bool await_all(const Group& group, uint64_t region, u
   return true;
 }
 
+// The wait in a send kernel's tail; apart from it, so that it takes none of its registers.
+__device__ __noinline__ void await_call(const UlCall& call, uint32_t use) {
+  await_all(group_of(call), call.region, use, call.signature, call.expected_words);
+}
+
 // Write the tensors' pieces into all ranks' windows and announce it.
 //
 // The first `remote_blocks` blocks serve the peers, each starting at another peer so that at any time all are served alike;
 // the others copy the own share, on multiprocessors of their own, since stores to peers back up in the pipes of theirs.
 // Each remote block announces its own end: no block waits for another, and no counter is shared.
-template <typename Unit, int kRound>
-__global__ void __launch_bounds__(UL_THREADS, 2) send_kernel(const __grid_constant__ UlCall call) {
-  const Group group{call.arena, call.host_words, call.timeout_ns, call.rank, call.ranks};
+template <typename Unit, int kPieces>
+__global__ void __launch_bounds__(UL_THREADS, UL_BLOCKS_PER_MULTIPROCESSOR)
+    send_kernel(const __grid_constant__ Sending<kPieces> sending) {
+  const UlCall& call = sending.call;
+  const Group group = group_of(call);
   UlRegion* own = group.region_of(call.rank, call.region);
-  const UlBlockState state = own->state[blockIdx.x];
-  const bool broken = is_broken(group);
-  const uint32_t use = state.uses + 1;
+  const uint64_t fault = fault_of(group);  // these loads are not awaited before the first ones of data are under way
+  const uint32_t use = own->state[blockIdx.x].uses + 1;
+  const uint32_t last = own->state[blockIdx.x].last[call.slot];
   const uint32_t peers = call.ranks - 1;
-  if (broken) return;
 
   if (blockIdx.x < call.remote_blocks) {
-    SlotGate gate{group, own, use, is_proven(state, call.slot, call.expiry), false};
-    if (!gate.open && blockIdx.x == 0 && threadIdx.x < call.ranks && threadIdx.x != call.rank)
-      store_release(&group.region_of(threadIdx.x, call.region)->begun[call.rank], use);
-    const uint32_t threads = call.remote_blocks * UL_THREADS;
-    const uint32_t first = blockIdx.x * UL_THREADS + threadIdx.x;
+    SlotGate gate{call, fault, use, last, false, false};
     for (uint32_t step = 0; step < peers; ++step) {
       const uint32_t at = (step + blockIdx.x) % peers * call.tensors;
-      for (uint32_t tensor = 0; tensor < call.tensors; ++tensor)
-        copy_piece<Unit, kRound>(call.piece[at + tensor], first, threads, gate);
+      for (uint32_t tensor = 0; tensor < call.tensors; ++tensor) {
+        const UlPiece& piece = sending.piece[at + tensor];
+        copy_piece<Unit>(piece, Share(piece.units, blockIdx.x, call.remote_blocks), gate);
+      }
     }
-    // A thread without a unit has not asked the gate, and needs not: it has stored nothing.
-    if (__syncthreads_or(gate.broken)) return;
+    if (__syncthreads_or(!gate())) return;
     if (threadIdx.x < peers) {
       const uint32_t peer = (call.rank + 1 + threadIdx.x) % call.ranks;
       fence_system();
@@ -94,19 +146,19 @@ __global__ void __launch_bounds__(UL_THREADS, 2) send_kernel(const __grid_consta
                     arrival_word(use, call.signature));
     }
   } else {
-    const uint32_t first = (blockIdx.x - call.remote_blocks) * UL_THREADS + threadIdx.x;
-    OpenGate gate;
-    for (uint32_t tensor = 0; tensor < call.tensors; ++tensor)
-      copy_piece<Unit, kRound>(call.piece[peers * call.tensors + tensor], first, call.local_blocks * UL_THREADS, gate);
-    __syncthreads();  // all threads have read the state that is written below
+    OwnGate gate{fault};
+    for (uint32_t tensor = 0; tensor < call.tensors; ++tensor) {
+      const UlPiece& piece = sending.piece[peers * call.tensors + tensor];
+      copy_piece<Unit>(piece, Share(piece.units, blockIdx.x - call.remote_blocks, call.local_blocks), gate);
+    }
+    if (__syncthreads_or(!gate())) return;  // and all threads have read the state that is written below
   }
 
-  UlBlockState next = state;
-  next.uses = use;
-  next.last[call.slot] = use;
-  for (uint32_t block = blockIdx.x + threadIdx.x * gridDim.x; block < UL_MAX_BLOCKS; block += UL_THREADS * gridDim.x)
-    own->state[block] = next;
-  if (call.waits && blockIdx.x == 0) await_all(group, call.region, use, call.signature, call.expected_words);
+  for (uint32_t block = blockIdx.x + threadIdx.x * gridDim.x; block < UL_MAX_BLOCKS; block += UL_THREADS * gridDim.x) {
+    own->state[block].uses = use;
+    own->state[block].last[call.slot] = use;
+  }
+  if (call.waits && blockIdx.x == 0) await_call(call, use);
 }
 
 // The use that the last send of a region began; for kernels ordered after it.
@@ -114,31 +166,12 @@ __device__ __forceinline__ uint32_t current_use(const Group& group, uint64_t reg
   return group.region_of(group.rank, region)->state[0].uses;
 }
 
-// All blocks copy contiguous bytes, both sides aligned to a unit. Ordinary loads: peers wrote the source during this grid.
-__device__ __forceinline__ void copy_out(uint8_t* target, const uint8_t* source, uint64_t bytes) {
-  const uint4* from = reinterpret_cast<const uint4*>(source);
-  uint4* to = reinterpret_cast<uint4*>(target);
-  const uint64_t units = bytes / sizeof(uint4);
-  const uint64_t stride = (uint64_t)gridDim.x * UL_THREADS;
-  for (uint64_t unit = (uint64_t)blockIdx.x * UL_THREADS + threadIdx.x; unit < units; unit += 4 * stride) {
-    uint4 value[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (unit + i * stride < units) value[i] = from[unit + i * stride];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (unit + i * stride < units) to[unit + i * stride] = value[i];
-  }
-  const uint64_t rest = units * sizeof(uint4) + threadIdx.x;
-  if (blockIdx.x == 0 && rest < bytes) target[rest] = source[rest];
-}
-
-// Announce the copy engine's share (its copies are complete: stream order), wait for all sites, copy out if asked.
-// Every block waits by itself, so blocks need not meet.
+// Announce the copy engine's share (its copies are complete: stream order), and wait for all sites. One block, so that a rank
+// that waits keeps next to nothing of its device from others.
 __global__ void __launch_bounds__(UL_THREADS) finish_kernel(const __grid_constant__ UlWait wait) {
   const Group group{wait.arena, wait.host_words, wait.timeout_ns, wait.rank, wait.ranks};
-  if (is_broken(group)) return;
-  if (wait.announces && blockIdx.x == 0 && threadIdx.x < wait.ranks && threadIdx.x != wait.rank) {
+  if (fault_of(group) != 0) return;
+  if (wait.announces && threadIdx.x < wait.ranks && threadIdx.x != wait.rank) {
     const UlWaitSite site = wait.site[0];
     const uint32_t use = current_use(group, site.region);
     fence_system();
@@ -146,27 +179,43 @@ __global__ void __launch_bounds__(UL_THREADS) finish_kernel(const __grid_constan
                   arrival_word(use, site.signature));
   }
   if (!wait.awaits) return;
-  bool complete = true;
-  for (uint32_t index = 0; index < wait.sites && complete; ++index) {
+  for (uint32_t index = 0; index < wait.sites; ++index) {
     const UlWaitSite site = wait.site[index];
-    complete = await_all(group, site.region, current_use(group, site.region), site.signature, site.expected_words);
+    if (!await_all(group, site.region, current_use(group, site.region), site.signature, site.expected_words)) return;
   }
-  if (wait.copies == 0 || __syncthreads_or(!complete)) return;
-  for (uint32_t index = 0; index < wait.copies; ++index)
-    copy_out(reinterpret_cast<uint8_t*>(wait.copy_target[index]), reinterpret_cast<const uint8_t*>(wait.copy_source[index]),
-             wait.copy_bytes[index]);
 }
 
 // Before copies by the copy engine: the slot must be free. One block; the send kernel of the same use follows.
 __global__ void __launch_bounds__(32) open_kernel(const __grid_constant__ UlCall call) {
-  const Group group{call.arena, call.host_words, call.timeout_ns, call.rank, call.ranks};
+  const Group group = group_of(call);
   const UlRegion* own = group.region_of(call.rank, call.region);
-  const UlBlockState state = own->state[0];
-  if (is_broken(group) || is_proven(state, call.slot, call.expiry)) return;
-  const uint32_t use = state.uses + 1;
+  const uint32_t use = own->state[0].uses + 1;
+  if (fault_of(group) != 0 || is_proven(use, own->state[0].last[call.slot], call.expiry)) return;
   if (threadIdx.x < call.ranks && threadIdx.x != call.rank)
     store_release(&group.region_of(threadIdx.x, call.region)->begun[call.rank], use);
   if (threadIdx.x == 0) await_begun(group, own, use);
+}
+
+// Results from the slot into tensors of the caller, once everything arrived.
+__global__ void __launch_bounds__(UL_THREADS) output_kernel(const __grid_constant__ UlOutput output) {
+  const uint32_t thread = blockIdx.x * UL_THREADS + threadIdx.x, threads = gridDim.x * UL_THREADS;
+  for (uint32_t tensor = 0; tensor < output.tensors; ++tensor) {
+    const uint4* from = reinterpret_cast<const uint4*>(output.source[tensor]);
+    uint4* to = reinterpret_cast<uint4*>(output.target[tensor]);
+    const uint64_t units = output.bytes[tensor] / sizeof(uint4);
+    for (uint64_t unit = thread; unit < units; unit += UL_ROUND * (uint64_t)threads) {
+      uint4 value[UL_ROUND];
+#pragma unroll
+      for (int i = 0; i < UL_ROUND; ++i)
+        if (unit + i * (uint64_t)threads < units) value[i] = load_once(from + unit + i * (uint64_t)threads);
+#pragma unroll
+      for (int i = 0; i < UL_ROUND; ++i)
+        if (unit + i * (uint64_t)threads < units) to[unit + i * (uint64_t)threads] = value[i];
+    }
+    const uint64_t rest = units * sizeof(uint4) + thread;
+    if (rest < output.bytes[tensor])
+      reinterpret_cast<uint8_t*>(output.target[tensor])[rest] = reinterpret_cast<const uint8_t*>(output.source[tensor])[rest];
+  }
 }
 
 }  // namespace ulysses

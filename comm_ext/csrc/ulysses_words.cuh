@@ -55,9 +55,10 @@ __device__ __noinline__ void break_group(const Group& group, uint64_t verdict) {
   fence_system();
 }
 
-__device__ __forceinline__ bool is_broken(const Group& group) {
+// Not 0: the group is broken.
+__device__ __forceinline__ uint64_t fault_of(const Group& group) {
   const UlArenaWords* own = group.words_of(group.rank);
-  return (load_relaxed(&own->fault) | load_relaxed(&own->told)) != 0;
+  return load_relaxed(&own->fault) | load_relaxed(&own->told);
 }
 
 // One wait's patience. `again` is asked after each look that found nothing; false ends the wait.
@@ -117,9 +118,9 @@ __device__ __noinline__ bool await_begun(const Group& group, const UlRegion* own
   return true;
 }
 
-// Whether the announcements seen so far prove that a slot's readers are done, in the next use of its region.
-__device__ __forceinline__ bool is_proven(const UlBlockState& state, uint32_t slot, uint32_t expiry) {
-  return (int32_t)(state.uses - (state.last[slot] + expiry)) >= 0;
+// Whether the announcements seen before `use` prove that the readers of a slot, written last by use `last`, are done.
+__device__ __forceinline__ bool is_proven(uint32_t use, uint32_t last, uint32_t expiry) {
+  return (int32_t)(use - 1 - (last + expiry)) >= 0;
 }
 
 }  // namespace ulysses

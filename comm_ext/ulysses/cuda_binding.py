@@ -54,7 +54,7 @@ def bind(
     unit_bytes = math.gcd(address_alignment, placement.window, *(rows.alignment() for rows in kernel_rows))
     if any(rows.total_bytes // unit_bytes > _MAX_UNITS for rows in kernel_rows):
         return None
-    for piece, rows in zip(struct.call.piece, kernel_rows, strict=False):
+    for piece, rows in zip(struct.piece, kernel_rows, strict=False):
         _fill_piece(piece, rows, unit_bytes)
     num_copies = 0
     for rows in copy_rows:
@@ -109,7 +109,7 @@ def _fill_piece(piece: PieceStruct, rows: Rows, unit_bytes: int) -> None:
     piece.source, piece.target, piece.tensor = rows.source, rows.target, rows.tensor
     piece.source_outer, piece.target_outer = rows.outer.source_stride, rows.outer.target_stride
     piece.source_inner, piece.target_inner = rows.inner.source_stride, rows.inner.target_stride
-    piece.row_units = rows.row_bytes // unit_bytes
+    piece.row_units = max(rows.row_bytes // unit_bytes, 1)
     piece.units = rows.total_bytes // unit_bytes
     piece.row_magic, piece.row_shift = magic_of(piece.row_units)
     piece.inner_rows = max(rows.inner.count, 1)

@@ -1,4 +1,4 @@
-"""Which engine moves how many bytes, with how many blocks: a table measured by ``benchmarks/ulysses.py --calibrate``."""
+"""Which engine moves how many bytes, with how many blocks: a table measured by ``benchmarks/ulysses.py calibrate``."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_int64, c_uint32, c
 from dataclasses import dataclass
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_RANKS = 8
 MAX_TENSORS = 3
 MAX_PIECES = MAX_RANKS * MAX_TENSORS
@@ -47,7 +47,6 @@ class CallStruct(ctypes.Structure):
     """UlCall."""
 
     _fields_ = (
-        ("piece", PieceStruct * MAX_PIECES),
         ("arena", c_uint64 * MAX_RANKS),
         ("region", c_uint64),
         ("timeout_ns", c_uint64),
@@ -62,32 +61,6 @@ class CallStruct(ctypes.Structure):
         ("expiry", c_uint32),
         ("expected_words", c_uint32),
         ("waits", c_uint32),
-    )
-
-
-class WaitSiteStruct(ctypes.Structure):
-    """UlWaitSite."""
-
-    _fields_ = (("region", c_uint64), ("signature", c_uint32), ("expected_words", c_uint32))
-
-
-class WaitStruct(ctypes.Structure):
-    """UlWait."""
-
-    _fields_ = (
-        ("site", WaitSiteStruct * MAX_WAIT_SITES),
-        ("arena", c_uint64 * MAX_RANKS),
-        ("timeout_ns", c_uint64),
-        ("host_words", c_uint64),
-        ("copy_source", c_uint64 * MAX_TENSORS),
-        ("copy_target", c_uint64 * MAX_TENSORS),
-        ("copy_bytes", c_uint64 * MAX_TENSORS),
-        ("rank", c_uint32),
-        ("ranks", c_uint32),
-        ("sites", c_uint32),
-        ("announces", c_uint32),
-        ("awaits", c_uint32),
-        ("copies", c_uint32),
     )
 
 
@@ -111,6 +84,7 @@ class PlanStruct(ctypes.Structure):
 
     _fields_ = (
         ("call", CallStruct),
+        ("piece", PieceStruct * MAX_PIECES),
         ("copy", CopyStruct * MAX_COPIES),
         ("window", c_uint64),
         ("slot_bytes", c_uint64),
@@ -134,7 +108,7 @@ HOST_WORDS_BYTES = 8 * 8
 REGION_BYTES = MAX_BLOCKS * 4 * (1 + MAX_SLOTS) + 2 * MAX_RANKS * MAX_BLOCKS * 8 + MAX_RANKS * 8 + 8 * 8
 _MIRROR = (
     ABI_VERSION,
-    *(ctypes.sizeof(kind) for kind in (PieceStruct, CallStruct, WaitStruct, CopyStruct, PlanStruct)),
+    *(ctypes.sizeof(kind) for kind in (PieceStruct, CallStruct, CopyStruct, PlanStruct)),
     REGION_BYTES,
     ARENA_WORDS_BYTES,
     HOST_WORDS_BYTES,

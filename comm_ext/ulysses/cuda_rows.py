@@ -43,7 +43,9 @@ class Rows:
         return self.row_bytes * self.outer.count * self.inner.count
 
     def alignment(self) -> int:
-        """The largest power of two, at most MAX_UNIT_BYTES, that divides every offset and length."""
+        """The largest power of two, at most MAX_UNIT_BYTES, that divides every offset and length; no rows constrain nothing."""
+        if self.total_bytes == 0:
+            return MAX_UNIT_BYTES
         numbers = [self.source, self.target, self.row_bytes]
         for level in (self.outer, self.inner):
             if level.count > 1:

@@ -98,6 +98,13 @@ def mismatches(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return (got.contiguous().view(torch.uint8) != wanted.view(torch.uint8)).sum()
 
 
+def assert_none(wrong: torch.Tensor, communicator: UlyssesCommunicator, what: str) -> None:
+    """No byte was wrong, and no fault kept the bytes from coming."""
+    count = int(wrong)
+    communicator.check()
+    assert count == 0, f"{what}: {count} wrong bytes"
+
+
 def check_cases(communicator: UlyssesCommunicator, *, rounds: int) -> None:
     """Every case, tagged and not, several times in a row with fresh data and poisoned leases."""
     device = communicator.device
@@ -110,7 +117,7 @@ def check_cases(communicator: UlyssesCommunicator, *, rounds: int) -> None:
                 wrong += mismatches(got, drawn.wanted)
                 got.view(torch.uint8).fill_(POISON)
                 del got
-        assert int(wrong) == 0, f"{case}: {int(wrong)} wrong bytes"
+        assert_none(wrong, communicator, str(case))
 
 
 def check_alternation(communicator: UlyssesCommunicator, calls: int, delay: Callable[[int], None]) -> None:
@@ -137,7 +144,7 @@ def check_alternation(communicator: UlyssesCommunicator, calls: int, delay: Call
             wrong += mismatches(got, data.wanted)
             got.view(torch.uint8).fill_(POISON)
             del got
-    assert int(wrong) == 0, f"{int(wrong)} wrong bytes in {calls} calls"
+    assert_none(wrong, communicator, f"{calls} calls")
 
 
 def check_tagged_group(communicator: UlyssesCommunicator, rounds: int) -> None:
@@ -158,7 +165,7 @@ def check_tagged_group(communicator: UlyssesCommunicator, rounds: int) -> None:
         for got, name in zip(received, "qkv", strict=True):
             wrong += mismatches(got, drawn[name].wanted)
         del got, received
-    assert int(wrong) == 0, f"{int(wrong)} wrong bytes"
+    assert_none(wrong, communicator, f"{rounds} rounds")
 
 
 def check_graphs(communicator: UlyssesCommunicator, replays: int, delay: Callable[[int], None], together: Together) -> None:
@@ -207,7 +214,7 @@ def check_graphs(communicator: UlyssesCommunicator, replays: int, delay: Callabl
         graphs[turn % 2].replay()
         if turn % 3 == 0:
             body(1)
-    assert int(wrong) == 0, f"{int(wrong)} wrong bytes"
+    assert_none(wrong, communicator, f"{replays} replays")
 
 
 def _arranged(x: torch.Tensor, arrangement: str) -> torch.Tensor:

@@ -1,20 +1,63 @@
-"""Ranks as threads of this process, each on a stream of its own, all on one GPU."""
+"""Ranks as threads of this process, each on a stream of its own, all on one GPU.
+
+A device has few queues (CUDA_DEVICE_MAX_CONNECTIONS), and streams that share one wait for each other though nothing in their
+work does: a rank's wait would then stand before the very work of another rank that it waits for. So streams and lanes are made
+once and used by all tests, never more than there are queues; torch's own streams, over a hundred at the first use, stay away.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch, Row
+from ithaka.comm_ext.ulysses.cuda_library import CudaLibrary
 from ithaka.comm_ext.ulysses.group import GroupDescriptors, RankGroup
 
 JOIN_DEADLINE_S = 40
+_NON_BLOCKING = 1
 T = TypeVar("T")
+
+
+@cache
+def stream_of(rank: int) -> torch.cuda.ExternalStream:
+    """The stream of one rank, the same in all tests."""
+    runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")
+    stream = ctypes.c_void_p()
+    with torch.cuda.device(0):
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        status = runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), _NON_BLOCKING)
+    assert status == 0 and stream.value, f"CUDA error {status}"
+    return torch.cuda.ExternalStream(stream.value, device=0)  # type: ignore[no-untyped-call]
+
+
+class Lanes:
+    """Lanes of closed communicators serve the next ones."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._lock, self._create = threading.Lock(), CudaLibrary.create_lane
+
+    def create(self, library: CudaLibrary, device: int) -> int:
+        """In place of CudaLibrary.create_lane."""
+        with self._lock:
+            return self._free.pop() if self._free else self._create(library, device)
+
+    def destroy(self, library: CudaLibrary, device: int, lane: int) -> None:
+        """In place of CudaLibrary.destroy_lane."""
+        with self._lock:
+            self._free.append(lane)
+
+
+_LANES = Lanes()
 
 
 class Threads:
@@ -52,25 +95,32 @@ def on_every_seat(num_ranks: int, body: Callable[[RankGroup], T]) -> list[T | Ex
     descriptors = GroupDescriptors.create(num_ranks)
     outcomes: list[T | Exception] = [RuntimeError("did not run")] * num_ranks
 
+    streams = [stream_of(rank) for rank in range(num_ranks)]
+
     def run(seat: RankGroup) -> None:
         try:
-            with torch.cuda.device(0), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            with torch.cuda.device(0), torch.cuda.stream(streams[seat.rank]):
                 outcomes[seat.rank] = body(seat)
         except Exception as error:
             outcomes[seat.rank] = error
 
     threads = [threading.Thread(target=run, args=(descriptors.seat(rank),), daemon=True) for rank in range(num_ranks)]
     descriptors.close()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(JOIN_DEADLINE_S)
-        assert not thread.is_alive(), "a rank hangs"
+    with patch.multiple(
+        CudaLibrary,
+        create_lane=lambda *arguments: _LANES.create(*arguments),
+        destroy_lane=lambda *arguments: _LANES.destroy(*arguments),
+    ):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(JOIN_DEADLINE_S)
+            assert not thread.is_alive(), "a rank hangs"
     return outcomes
 
 
 def on_every_rank(num_ranks: int, body: Callable[[UlyssesCommunicator], T], **options: Any) -> list[T]:
-    """With a communicator that is closed afterwards; the first failure is raised."""
+    """With a communicator that is closed afterwards; all failures are raised."""
 
     def run(seat: RankGroup) -> T:
         options_of_rank = {"max_bytes": 1 << 28, "timeout_s": 10.0, "device": torch.device("cuda", 0), **options}
@@ -83,8 +133,8 @@ def on_every_rank(num_ranks: int, body: Callable[[UlyssesCommunicator], T], **op
     results = []
     outcomes = on_every_seat(num_ranks, run)
     failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    if failures:  # the cause, not the peers' complaint about it
-        raise next((failure for failure in failures if isinstance(failure, AssertionError)), failures[0])
+    if failures:
+        raise ExceptionGroup("; ".join(str(failure)[:300] for failure in failures), failures)
     for outcome in outcomes:
         assert not isinstance(outcome, Exception)
         results.append(outcome)

@@ -96,7 +96,7 @@ class Arenas:
         for step in range(call.ranks):
             target = self.bases[(call.rank + 1 + step) % call.ranks] + struct.window
             for index in range(call.tensors):
-                piece = PieceStruct.from_buffer_copy(call.piece[step * call.tensors + index])
+                piece = PieceStruct.from_buffer_copy(struct.piece[step * call.tensors + index])
                 piece.source += tensors[piece.tensor].data_ptr()
                 piece.target += target
                 self.run_piece(piece, struct.unit_bytes, 96)
@@ -253,7 +253,8 @@ def test_whole_rows_take_16_byte_units_and_one_copy_each() -> None:
     kernel = bind([plan], strides, 256, seat, placement, SM)
     copies = bind([plan], strides, 256, seat, placement, COPIES)
     assert kernel is not None and copies is not None
-    assert (kernel.unit_bytes, kernel.call.piece[0].units, kernel.call.piece[0].row_units) == (16, 128 * 64, 64)
+    assert (kernel.unit_bytes, kernel.piece[0].units, kernel.piece[0].row_units) == (16, 128 * 64, 64)
+    assert copies.unit_bytes == 16, "rows that the copy engine moves do not bind the kernel's units"
     assert (kernel.call.expected_words, copies.call.expected_words, copies.copies) == (16, 1, 1)
     assert (copies.copy[0].width, copies.copy[0].height, copies.copy[0].source_pitch, copies.copy[0].target_pitch) == (
         1024,
