@@ -103,8 +103,14 @@ class EncodeService:
             self._bits_per_s[session_id] = wanted
             self._send(contract.SetBitrate(session_id, wanted))
 
-    def request_key_frame(self, session_id: str) -> None:
-        self._send(contract.RequestKeyFrame(session_id))
+    def request_key_frame(self, session_id: str, codec: contract.Codec) -> None:
+        self._send(contract.RequestKeyFrame(session_id, codec))
+
+    def open_vp8(self, session_id: str) -> None:
+        self._send(contract.OpenVp8(session_id, self._encode.live_bits_per_s))
+
+    def close_vp8(self, session_id: str) -> None:
+        self._send(contract.CloseVp8(session_id))
 
     def close_session(self, session_id: str) -> None:
         self._bits_per_s.pop(session_id, None)

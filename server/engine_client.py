@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from ithaka.workers.contract import ApplyControl, Delivery, ModelDescription, PacketHeader, Pixels
+from ithaka.workers.contract import ApplyControl, Codec, Delivery, ModelDescription, PacketHeader, Pixels
 
 
 class ModelState(StrEnum):
@@ -129,7 +129,13 @@ class Engine(Protocol):
         """Frames through this seq may be generated (cumulative)."""
         ...
 
-    def request_key_frame(self, session_id: str) -> None: ...
+    def request_key_frame(self, session_id: str, codec: Codec = "h264") -> None: ...
+
+    def open_vp8(self, session_id: str) -> None:
+        """Packets in VP8 come too, from the next frame on."""
+        ...
+
+    def close_vp8(self, session_id: str) -> None: ...
 
     def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
         """What the controller's connection carries. A live session's encoder follows, within its bounds."""

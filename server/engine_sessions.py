@@ -42,7 +42,9 @@ class Encoders(Protocol):
     """Who encodes them."""
 
     def open_session(self, request: SessionRequest, description: contract.ModelDescription) -> None: ...
-    def request_key_frame(self, session_id: str) -> None: ...
+    def request_key_frame(self, session_id: str, codec: contract.Codec) -> None: ...
+    def open_vp8(self, session_id: str) -> None: ...
+    def close_vp8(self, session_id: str) -> None: ...
     def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None: ...
     def close_session(self, session_id: str) -> None: ...
 
@@ -108,9 +110,17 @@ class EngineSessions:
         if session.is_started:
             session.leader.send(contract.GrantFrames(session_id, through_seq))
 
-    def request_key_frame(self, session_id: str) -> None:
+    def request_key_frame(self, session_id: str, codec: contract.Codec = "h264") -> None:
         if session_id in self._sessions:
-            self._encoders.request_key_frame(session_id)
+            self._encoders.request_key_frame(session_id, codec)
+
+    def open_vp8(self, session_id: str) -> None:
+        if session_id in self._sessions:
+            self._encoders.open_vp8(session_id)
+
+    def close_vp8(self, session_id: str) -> None:
+        if session_id in self._sessions:
+            self._encoders.close_vp8(session_id)
 
     def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
         if session_id in self._sessions:
@@ -157,6 +167,10 @@ class EngineSessions:
     def on_packet(self, packet: PacketArrived) -> None:
         session = self._sessions.get(packet.header.session_id)
         if session is None:
+            return
+        if packet.header.codec != "h264":
+            # It comes beside the stream that is counted.
+            self._emit(packet)
             return
         seq = packet.header.seq
         if seq != session.last_seq + 1:

@@ -102,8 +102,14 @@ class LocalEngine:
     def grant(self, session_id: str, through_seq: int) -> None:
         self._sessions.grant(session_id, through_seq)
 
-    def request_key_frame(self, session_id: str) -> None:
-        self._sessions.request_key_frame(session_id)
+    def request_key_frame(self, session_id: str, codec: contract.Codec = "h264") -> None:
+        self._sessions.request_key_frame(session_id, codec)
+
+    def open_vp8(self, session_id: str) -> None:
+        self._sessions.open_vp8(session_id)
+
+    def close_vp8(self, session_id: str) -> None:
+        self._sessions.close_vp8(session_id)
 
     def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
         self._sessions.estimate_bitrate(session_id, bits_per_s)

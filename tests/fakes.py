@@ -20,7 +20,7 @@ from ithaka.server.engine_client import (
     PacketArrived,
     SessionRequest,
 )
-from ithaka.workers.contract import ApplyControl, ModelDescription, PacketHeader
+from ithaka.workers.contract import ApplyControl, Codec, ModelDescription, PacketHeader
 
 MODEL = "fake"
 DESCRIPTION = ModelDescription(
@@ -107,6 +107,7 @@ class FakeEngine:
         self.sessions: dict[str, FakeEngineSession] = {}
         self.controls: list[ApplyControl] = []
         self.key_requests: list[str] = []
+        self.vp8: set[str] = set()
         self.bitrates: list[tuple[str, int]] = []
         self.end_requests: list[str] = []
         self.calls: list[str] = []
@@ -149,7 +150,13 @@ class FakeEngine:
         if not self.is_held:
             self._later(lambda: self.generate(session_id))
 
-    def request_key_frame(self, session_id: str) -> None:
+    def open_vp8(self, session_id: str) -> None:
+        self.vp8.add(session_id)
+
+    def close_vp8(self, session_id: str) -> None:
+        self.vp8.discard(session_id)
+
+    def request_key_frame(self, session_id: str, codec: Codec = "h264") -> None:
         self.key_requests.append(session_id)
         self.sessions[session_id].wants_key = self.obeys_key_requests
 

@@ -15,6 +15,9 @@ ENCODE_ENTRY = "ithaka.workers.encode"
 Pixels = Literal["lossy", "exact"]
 """H.264 at constant rate factor 20 (4:2:0, close to the source) or at qp 0 (the I420 samples bit for bit)."""
 
+Codec = Literal["h264", "vp8"]
+"""VP8 is one more encode, made only while a receiver without H.264 is there."""
+
 Delivery = Literal["lossless", "live"]
 """Every frame, whatever it takes; or the newest one, whatever is lost on the way."""
 
@@ -262,8 +265,22 @@ class SetBitrate:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenVp8:
+    """Encode the session in VP8 too, from its next frame on, until CloseVp8. Its packets come beside the others."""
+
+    session_id: str
+    bits_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseVp8:
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestKeyFrame:
     session_id: str
+    codec: Codec = "h264"
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +337,7 @@ class FrameHeader:
 
 @dataclass(frozen=True, slots=True)
 class PacketHeader:
-    """Beside an encoded access unit (H.264 Annex B). ``dropped``: the frame was not encoded, and there is no access unit."""
+    """Beside an encoded access unit (H.264 Annex B, or a VP8 frame). ``dropped``: the frame was not encoded, there is none."""
 
     session_id: str
     seq: int
@@ -331,6 +348,7 @@ class PacketHeader:
     generated_ns: int
     encoded_ns: int
     dropped: bool = False
+    codec: Codec = "h264"
 
 
 Command = (
@@ -346,6 +364,8 @@ Command = (
     | DetachFrames
     | OpenEncoder
     | SetBitrate
+    | OpenVp8
+    | CloseVp8
     | RequestKeyFrame
     | CloseEncoder
 )

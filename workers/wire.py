@@ -41,6 +41,8 @@ _TAGS: dict[int, type] = {
     52: contract.CloseEncoder,
     53: contract.ConfigureEncode,
     54: contract.SetBitrate,
+    55: contract.OpenVp8,
+    56: contract.CloseVp8,
     64: contract.EncodeReady,
     65: contract.EncoderOpened,
     66: contract.EncoderFailed,

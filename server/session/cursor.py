@@ -107,6 +107,26 @@ class LiveCursor:
         return flow.retention.get(key_seq)
 
 
+class Vp8Cursor:
+    """As ``LiveCursor``, over the frames in VP8."""
+
+    def __init__(self, key_frame_wanted: Callable[[], None]) -> None:
+        self._after_seq = 0
+        self._key_frame_wanted = key_frame_wanted
+        self._is_decoding = False
+
+    def take(self, flow: FrameFlow) -> tuple[EncodedFrame, bool] | None:
+        if self._is_decoding and flow.vp8.has_lost(self._after_seq):
+            self._is_decoding = False
+            self._key_frame_wanted()
+        frame = flow.vp8.following(self._after_seq, needs_key=not self._is_decoding)
+        if frame is None:
+            return None
+        self._is_decoding = True
+        self._after_seq = frame.header.seq
+        return frame, False
+
+
 def controller_cursor(
     flow: FrameFlow, start_seq: int, show_from_seq: int, key_frame_wanted: Callable[[], None], *, acknowledges: bool
 ) -> Cursor:

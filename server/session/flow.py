@@ -13,6 +13,7 @@ from ithaka.server.session.delivery import Delivery
 from ithaka.server.session.key_frames import KeyFrameWish
 from ithaka.server.session.losses import Losses
 from ithaka.server.session.retention import EncodedFrame, Retention
+from ithaka.server.session.vp8_flow import Vp8Flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ class FrameFlow:
         self.losses = Losses()
         self.max_lag_frames = max(shape.fps // 2, 2 * shape.chunk_frames)
         """How far a live carrier may lie behind; chunks come at once, so one of them is no lag."""
-        self._key_wish = KeyFrameWish(max(1, shape.fps // 2))
+        key_interval_frames = max(1, shape.fps // 2)
+        self._key_wish = KeyFrameWish(key_interval_frames)
+        self.vp8 = Vp8Flow(self.max_lag_frames, key_interval_frames)
 
     @property
     def granted_through(self) -> int:

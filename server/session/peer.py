@@ -12,7 +12,7 @@ import structlog
 
 from ithaka.server.errors import ERROR_CODES, ApiError, ProtocolViolation
 from ithaka.server.metrics import Metrics
-from ithaka.server.session.cursor import Cursor, LiveCursor, ViewerCursor
+from ithaka.server.session.cursor import Cursor, LiveCursor, ViewerCursor, Vp8Cursor
 from ithaka.server.session.messages import (
     Ack,
     ClientMessage,
@@ -35,6 +35,7 @@ from ithaka.server.session.rate import RateBound
 from ithaka.server.session.session import Session
 from ithaka.server.session.timers import Timer, Timers
 from ithaka.server.transports.base import FrameToSend, Transport, TransportLost
+from ithaka.workers.contract import Codec
 
 CLOSE_GRACE_S = 2.0
 """How long a last message may wait for a carrier that takes nothing."""
@@ -62,8 +63,10 @@ class Peer:
         timers: Timers,
         metrics: Metrics,
         acknowledges: bool = True,
+        codec: Codec = "h264",
     ) -> None:
-        """``acknowledges``: the other side says what it decoded; over a track it can't."""
+        """``acknowledges``: the other side says what it decoded; over a track it can't. ``codec``: what it can decode."""
+        self._codec: Codec = codec
         self.role: Role = role
         self._acknowledges = acknowledges
         self._session = session
@@ -91,7 +94,7 @@ class Peer:
         """The hello can be sent now."""
         self._may_greet = True
         if self.role == "viewer":
-            self._cursor = self._session.viewer_cursor()
+            self._cursor = self._session.viewer_cursor() if self._codec == "h264" else self._session.use_vp8()
         self.wake()
 
     def announce(self) -> None:
@@ -134,6 +137,8 @@ class Peer:
             if self._ping_timer is not None:
                 self._ping_timer.cancel()
             self._session.lose(self)
+            if isinstance(self._cursor, Vp8Cursor):
+                self._session.leave_vp8()
             self._metrics.connections.labels(self.role).dec()
             if isinstance(self._cursor, ViewerCursor | LiveCursor):
                 self._metrics.skipped.inc(self._cursor.skipped)
@@ -207,6 +212,8 @@ class Peer:
         match message:
             case Resume():
                 self._cursor = session.resume(message.stream, message.next_seq, acknowledges=self._acknowledges)
+                if self._codec == "vp8":
+                    self._cursor = session.use_vp8()
                 self._has_resumed = True
                 self.wake()
             case Ack():

@@ -17,17 +17,18 @@ from ithaka.server.engine_client import (
 )
 from ithaka.server.errors import CLOSE_VIOLATION, ERROR_CODES, ApiError, ProtocolViolation
 from ithaka.server.session import events
+from ithaka.server.session.ack_watch import AckWatch
 from ithaka.server.session.controls import ControlDesk
-from ithaka.server.session.cursor import Cursor, controller_cursor, viewer_cursor
+from ithaka.server.session.cursor import Cursor, Vp8Cursor, controller_cursor, viewer_cursor
 from ithaka.server.session.events import Effect, EnginePhase, Event, State, Timeout
-from ithaka.server.session.flow import FrameFlow, Shape
+from ithaka.server.session.flow import FrameFlow
 from ithaka.server.session.greeting import hello_of
 from ithaka.server.session.messages import ControlBody, Eos, ErrorRaised, Hello, Role, StateChanged
 from ithaka.server.session.retention import EncodedFrame
-from ithaka.server.session.spec import Connection, Owner, SessionSpec, Surroundings, duration_s
+from ithaka.server.session.spec import Connection, Owner, SessionSpec, Surroundings, duration_s, shape_of
 from ithaka.server.session.state import TERMINAL, SessionData, advance, open_session
 from ithaka.server.session.timers import NamedTimers
-from ithaka.workers.contract import ModelDescription
+from ithaka.workers.contract import Codec, ModelDescription
 
 MAX_VIEWERS = 16
 """Of one session; each costs one more sending of every frame."""
@@ -60,7 +61,12 @@ class Session:
         self._viewers: set[Connection] = set()
         self._codec = ""
         self._pending: deque[Event] = deque()
-        self._ack_due_s: float | None = None
+        self._ack_watch = AckWatch(
+            self._timers,
+            self._named_timers,
+            duration_s(surroundings.settings, Timeout.ACK),
+            lambda: self._advance(events.TimedOut(Timeout.ACK)),
+        )
         self._log = log.bind(session=spec.session_id, model=spec.model)
 
     # -- facts ---------------------------------------------------------------------------------------------------------
@@ -105,19 +111,9 @@ class Session:
 
     def admit(self, description: ModelDescription) -> None:
         """The session has a place in a model that is ready."""
-        spec, settings = self.spec, self._surroundings.settings
         self.description = description
-        self._desk = ControlDesk(spec.session_id, description)
-        shape = Shape(
-            fps=description.fps,
-            chunk_frames=description.chunk_frames,
-            window_frames=spec.window_frames,
-            retained_bytes=settings.retained_bytes,
-            is_unpaced=spec.pacing == "unpaced",
-            max_frames=spec.max_frames,
-            is_live=spec.delivery == "live",
-        )
-        self.flow = FrameFlow(spec.stream, shape)
+        self._desk = ControlDesk(self.session_id, description)
+        self.flow = FrameFlow(self.spec.stream, shape_of(self.spec, description, self._surroundings.settings))
         self._advance(events.Admitted())
 
     def fail_admission(self, code: str, message: str) -> None:
@@ -156,6 +152,11 @@ class Session:
         if self.is_over:
             return
         flow, metrics = self._flowing(), self._surroundings.metrics
+        if packet.header.codec == "vp8":
+            if flow.vp8.add(EncodedFrame(packet.header, packet.payload)):
+                self._engine.request_key_frame(self.session_id, "vp8")
+            self._wake_peers()
+            return
         (metrics.dropped if packet.header.dropped else metrics.generated).labels(self.spec.model).inc()
         frame = EncodedFrame(packet.header, packet.payload)
         if flow.add(frame):
@@ -194,7 +195,7 @@ class Session:
         self._viewers.discard(peer)
         if self._controller is peer:
             self._controller = None
-            self._ack_due_s = None
+            self._ack_watch.forget()
             self._advance(events.ControllerLost())
 
     def viewer_cursor(self) -> Cursor:
@@ -210,10 +211,22 @@ class Session:
         self._pump()
         return controller_cursor(flow, start_seq, next_seq, self.key_frame_wanted, acknowledges=acknowledges)
 
-    def key_frame_wanted(self) -> None:
+    def key_frame_wanted(self, codec: Codec = "h264") -> None:
         """A receiver can't go on without one."""
-        if not self.is_over and self._flowing().want_key():
-            self._engine.request_key_frame(self.session_id)
+        flow = self._flowing()
+        if not self.is_over and (flow.vp8 if codec == "vp8" else flow).want_key():
+            self._engine.request_key_frame(self.session_id, codec)
+
+    def use_vp8(self) -> Cursor:
+        """For a track that takes nothing else; ``leave_vp8`` when it is gone."""
+        if self._flowing().vp8.use():
+            self._engine.open_vp8(self.session_id)
+        self.key_frame_wanted("vp8")
+        return Vp8Cursor(lambda: self.key_frame_wanted("vp8"))
+
+    def leave_vp8(self) -> None:
+        if self._flowing().vp8.leave():
+            self._engine.close_vp8(self.session_id)
 
     def bitrate_estimated(self, bits_per_s: int) -> None:
         """What the controller's connection carries."""
@@ -230,17 +243,15 @@ class Session:
         if newest is not None:
             age_s = (self._timers.now_ns() - newest.header.generated_ns) / 1e9
             metrics.decoded_after_s.labels(self.spec.model).observe(age_s)
-        self._ack_due_s = None
+        self._ack_watch.forget()
         self.expect_ack()
         self._pump()
         self._wake_peers()
 
     def expect_ack(self) -> None:
         """The controller may owe an acknowledgement from now on."""
-        if self._ack_due_s is None and self._flowing().delivery.owes_ack:
-            self._ack_due_s = self._timers.now_s() + duration_s(self._surroundings.settings, Timeout.ACK)
-            if not self._named_timers.is_running(Timeout.ACK):
-                self._named_timers.arm(Timeout.ACK, self._ack_due_s, self._check_ack)
+        if self._flowing().delivery.owes_ack:
+            self._ack_watch.expect()
 
     def eos_sent(self) -> None:
         """To the controller."""
@@ -338,16 +349,6 @@ class Session:
             self._named_timers.cancel(_PACER)
         else:
             self._named_timers.arm(_PACER, moment_s, self._pump)
-
-    def _check_ack(self) -> None:
-        """The timer is not moved at every acknowledgement; it looks again when it fires."""
-        if self._ack_due_s is None:
-            return
-        if self._timers.now_s() >= self._ack_due_s:
-            self._ack_due_s = None
-            self._advance(events.TimedOut(Timeout.ACK))
-        else:
-            self._named_timers.arm(Timeout.ACK, self._ack_due_s, self._check_ack)
 
     def _drop_controller(self, code: str) -> None:
         assert self._controller is not None

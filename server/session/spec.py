@@ -10,9 +10,10 @@ from ithaka.server.engine_client import Engine
 from ithaka.server.errors import ProtocolViolation
 from ithaka.server.metrics import Metrics
 from ithaka.server.session.events import Timeout
+from ithaka.server.session.flow import Shape
 from ithaka.server.session.messages import ErrorRaised, Role, StateChanged
 from ithaka.server.session.timers import Timers
-from ithaka.workers.contract import Delivery, Pixels
+from ithaka.workers.contract import Delivery, ModelDescription, Pixels
 
 Pacing = Literal["media", "unpaced"]
 
@@ -82,3 +83,16 @@ def duration_s(settings: SessionSection, timeout: Timeout) -> float:
         Timeout.DURATION: settings.max_duration_s,
         Timeout.ACK: settings.ack_timeout_s,
     }[timeout]
+
+
+def shape_of(spec: SessionSpec, description: ModelDescription, settings: SessionSection) -> Shape:
+    """What the data path has to know."""
+    return Shape(
+        fps=description.fps,
+        chunk_frames=description.chunk_frames,
+        window_frames=spec.window_frames,
+        retained_bytes=settings.retained_bytes,
+        is_unpaced=spec.pacing == "unpaced",
+        max_frames=spec.max_frames,
+        is_live=spec.delivery == "live",
+    )

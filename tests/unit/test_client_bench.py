@@ -7,7 +7,7 @@ import xml.etree.ElementTree
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.workers.encoding.frame_number import FRAME_NUMBER_UUID as SERVERS_UUID
@@ -71,6 +71,7 @@ def test_a_control_is_seen_in_the_first_frame_that_used_it() -> None:
     assert (reactions.p50, reactions.largest) == (80, 90), "the third was never used"
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
 def test_percentiles_are_measured_values_in_order(values: list[float]) -> None:
     known = spread(values)
@@ -111,6 +112,7 @@ def packets_of(frame_sizes: list[int], first: int, keys: frozenset[int] = frozen
     return packets, units
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=40), st.integers(0, 65_535), st.randoms(use_true_random=False))
 def test_frames_come_out_whole_in_order_whatever_the_order_of_close_packets(
     sizes: list[int], first: int, random: object

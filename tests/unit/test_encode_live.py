@@ -7,9 +7,10 @@ import threading
 from collections.abc import Iterator
 from typing import cast
 
+import av
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.workers import contract
@@ -21,6 +22,7 @@ from ithaka.workers.encoding.frame_number import read_frame_number, with_frame_n
 from ithaka.workers.encoding.heartbeats import Heartbeats
 from ithaka.workers.encoding.packet_channel import PacketChannel
 from ithaka.workers.encoding.session import EncodeSession
+from ithaka.workers.encoding.vp8 import Vp8Encoder
 from ithaka.workers.fault import FaultPoints
 
 WIDTH, HEIGHT, FPS = 128, 64, 16
@@ -158,6 +160,7 @@ def test_a_constant_rate_follows_a_new_one() -> None:
     assert 0.5 < after * FPS / 700_000 < 1.5
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**53), st.integers(0, 2**53), st.integers(0, 2**63), st.sampled_from((1, 5)), st.booleans())
 def test_numbers_survive_and_stand_before_the_first_slice(
     seq: int, control_id: int, generated_ns: int, kind: int, is_long: bool
@@ -180,3 +183,56 @@ def test_an_access_unit_without_slice_is_refused() -> None:
     with pytest.raises(ValueError, match="no slice"):
         with_frame_number(memoryview(b"\x00\x00\x00\x01\x67abc"), seq=1, control_id=0, generated_ns=0)
     assert read_frame_number(b"\x00\x00\x00\x01\x67abc") is None
+
+
+def vp8_of(packets: list[tuple[PacketHeader, bytes]]) -> list[tuple[PacketHeader, bytes]]:
+    return [(header, data) for header, data in packets if header.codec == "vp8"]
+
+
+def test_vp8_comes_beside_h264_only_while_it_is_asked_for(rigs: list[Rig]) -> None:
+    rigs.append(rig := Rig(max_waiting_frames=0))
+    rig.packets.gate.set()
+    rig.session.submit(cast(FrameTask, Task(1)))
+    assert [header.codec for header, _ in rig.packets.take(1)] == ["h264"]
+    rig.session.vp8.open(500_000)
+    for seq in (2, 3, 4):
+        rig.session.submit(cast(FrameTask, Task(seq)))
+    packets: list[tuple[PacketHeader, bytes]] = []
+    while not packets or (packets[-1][0].seq, packets[-1][0].codec) != (4, "vp8"):
+        packets += rig.packets.take(1)
+    assert [header.seq for header, _ in packets if header.codec == "h264"] == [2, 3, 4]
+    # The first frame may still have been in hand when VP8 was asked for.
+    seqs = [header.seq for header, _ in vp8_of(packets)]
+    assert seqs in ([2, 3, 4], [1, 2, 3, 4])
+    assert [header.key for header, _ in vp8_of(packets)] == [seq == seqs[0] for seq in seqs]
+    decoder = av.VideoCodecContext.create("vp8", "r")
+    pictures = [picture for _, data in vp8_of(packets) for picture in decoder.decode(av.Packet(data))]
+    assert [(picture.width, picture.height) for picture in pictures] == [(WIDTH, HEIGHT)] * len(seqs)
+    rig.session.vp8.close()
+    rig.session.submit(cast(FrameTask, Task(5)))
+    assert [header.codec for header, _ in rig.packets.take(1)] == ["h264"]
+
+
+def test_key_frames_of_the_two_codecs_are_asked_for_apart(rigs: list[Rig]) -> None:
+    rigs.append(rig := Rig(max_waiting_frames=0))
+    rig.packets.gate.set()
+    rig.session.vp8.open(500_000)
+    for seq, codec in ((1, None), (2, "vp8"), (3, "h264"), (4, None)):
+        if codec is not None:
+            rig.session.request_key_frame(codec)  # type: ignore[arg-type]
+        rig.session.submit(cast(FrameTask, Task(seq)))
+        packets = {header.codec: header.key for header, _ in rig.packets.take(2)}
+        assert packets == {"h264": seq in (1, 3), "vp8": seq in (1, 2)}
+
+
+def test_a_vp8_encoder_that_fails_takes_nothing_with_it(rigs: list[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Vp8Encoder, settings: StreamSettings, bits_per_s: int) -> None:
+        raise ValueError("no such codec")
+
+    monkeypatch.setattr(Vp8Encoder, "__init__", broken)
+    rigs.append(rig := Rig(max_waiting_frames=0))
+    rig.packets.gate.set()
+    rig.session.vp8.open(500_000)
+    for seq in (1, 2):
+        rig.session.submit(cast(FrameTask, Task(seq)))
+    assert [header.codec for header, _ in rig.packets.take(2)] == ["h264", "h264"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +42,13 @@ class FakeEncoders:
     def open_session(self, request: SessionRequest, description: contract.ModelDescription) -> None:
         self.open.append(request.session_id)
 
-    def request_key_frame(self, session_id: str) -> None:
+    def open_vp8(self, session_id: str) -> None:
+        self.wishes.append((session_id, "vp8"))
+
+    def close_vp8(self, session_id: str) -> None:
+        self.wishes.append((session_id, "no vp8"))
+
+    def request_key_frame(self, session_id: str, codec: contract.Codec = "h264") -> None:
         self.wishes.append((session_id, "key frame"))
 
     def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
@@ -230,3 +238,19 @@ def test_whatever_happens_each_session_ends_once_and_is_silent_after(history: li
 
 def _session_of(event: EngineEvent) -> str:
     return event.header.session_id if isinstance(event, PacketArrived) else getattr(event, "session_id", "")
+
+
+def test_packets_in_vp8_come_beside_the_stream_and_count_for_nothing() -> None:
+    book = Book()
+    book.open("a")
+    book.sessions.open_vp8("a")
+    book.sessions.request_key_frame("a", "vp8")
+    book.sessions.close_vp8("a")
+    book.sessions.open_vp8("unknown")
+    assert book.encoders.wishes == [("a", "vp8"), ("a", "key frame"), ("a", "no vp8")]
+    for seq in (1, 2):
+        for codec in typing.get_args(contract.Codec):
+            header = contract.PacketHeader("a", seq, 0, 0, seq - 1, seq == 1, 0, 0, codec=codec)
+            book.sessions.on_packet(PacketArrived(header, b"x"))
+    packets = [event.header for event in book.events if isinstance(event, PacketArrived)]
+    assert [(header.seq, header.codec) for header in packets] == [(1, "h264"), (1, "vp8"), (2, "h264"), (2, "vp8")]

@@ -20,7 +20,7 @@ from ithaka.server.engine_client import (
     SessionRequest,
 )
 from ithaka.server.generate import Generation, GenerationError
-from ithaka.workers.contract import ApplyControl, ModelDescription, PacketHeader
+from ithaka.workers.contract import ApplyControl, Codec, ModelDescription, PacketHeader
 
 
 class ScriptedEngine:
@@ -61,7 +61,13 @@ class ScriptedEngine:
                 self.listener(EngineSessionEnded(session_id, self.seq, "worker_lost", "rank 1 died", retryable=True))
                 return
 
-    def request_key_frame(self, session_id: str) -> None: ...
+    def request_key_frame(self, session_id: str, codec: Codec = "h264") -> None: ...
+
+    def open_vp8(self, session_id: str) -> None: ...
+
+    def close_vp8(self, session_id: str) -> None: ...
+
+    def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None: ...
 
     def end_session(self, session_id: str) -> None:
         self.listener(EngineSessionEnded(session_id, self.seq, "ended"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import av
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.h264 import FPS, HEIGHT, WIDTH, frames
 
@@ -179,6 +179,7 @@ def test_what_is_too_old_goes(tmp_path: Path) -> None:
     assert not rig.library.video_path(f"{1:024x}").exists()
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 4096), max_size=12),
     st.integers(1, 6),

@@ -256,12 +256,12 @@ async def test_lossless_frames_never_go_to_a_track_alone() -> None:
         assert server.services.rtc.num_open == 0
 
 
-async def test_a_peer_without_our_codec_is_told_so() -> None:
+async def test_a_peer_without_our_codecs_is_told_so() -> None:
     async with served() as server:
         session = await server.create(delivery="live")
         peer = RtcPeer(with_video=True, with_channel=True, codec="video/VP8")
         try:
-            body = {"type": "offer", "sdp": await peer.offer()}
+            body = {"type": "offer", "sdp": (await peer.offer()).replace("VP8/90000", "AV1/90000")}
             answer = await server.http.post(f"/v1/sessions/{session['id']}/webrtc", json=body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (406, "codec_unsupported")
         finally:

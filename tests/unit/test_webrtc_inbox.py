@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes import FakeTimers
 
@@ -39,6 +39,7 @@ def absorbed(pending: PendingControls, one: Control) -> PendingControls:
     return absorb(pending, applied, KEYS)
 
 
+@settings(deadline=None)
 @given(st.frozensets(st.sampled_from(KEYS)), st.lists(controls, min_size=1, max_size=8))
 def test_folding_leaves_every_key_pointer_and_prompt_as_one_after_another_would(
     held: frozenset[str], sequence: list[Control]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.server.errors import ProtocolViolation
@@ -83,6 +83,7 @@ def test_a_limit_of_frames_holds_in_live_too() -> None:
     assert flow.grant(20.0) is None and flow.has_reached_limit
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 60_000), min_size=1, max_size=200), st.integers(0, 31))
 def test_memory_is_bounded_whatever_nobody_acknowledges(sizes: list[int], phase: int) -> None:
     flow = flow_of()
@@ -185,6 +186,7 @@ def test_a_key_frame_is_asked_for_at_once_and_then_once_an_interval() -> None:
     assert [seq for seq in range(14, 30) if wish.arrived(seq, is_key=False)] == [18], "what had to wait is asked for once"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=200), st.integers(1, 20))
 def test_requests_are_never_closer_than_the_interval_and_no_wish_is_forgotten(
     events: list[tuple[bool, bool]], interval_frames: int
@@ -207,6 +209,7 @@ def test_requests_are_never_closer_than_the_interval_and_no_wish_is_forgotten(
     assert not is_open
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(1, 300)), st.integers(0, 300), st.integers(0, 300))
 def test_losses_are_counted_between_two_frames(dropped: set[int], after_seq: int, before_seq: int) -> None:
     losses = Losses()

@@ -6,7 +6,7 @@ import contextlib
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.server.errors import ApiError
@@ -105,6 +105,7 @@ def test_what_is_no_sdp_is_refused(text: str) -> None:
     refused(text)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(OFFER) - 1), st.text(max_size=6)), max_size=6), st.booleans())
 def test_a_damaged_offer_is_read_or_refused_and_nothing_else(damages: list[tuple[int, str]], is_cut: bool) -> None:
     sdp = OFFER
@@ -116,6 +117,7 @@ def test_a_damaged_offer_is_read_or_refused_and_nothing_else(damages: list[tuple
         assert error.code == "sdp_invalid"
 
 
+@settings(deadline=None)
 @given(st.text(max_size=400))
 def test_any_text_as_fragment_is_read_or_refused(text: str) -> None:
     for given_text in (text, f"a=candidate:{text}", f"m=x\na=mid:0\na=candidate:1 1 udp {text} typ host"):

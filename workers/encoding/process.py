@@ -74,9 +74,15 @@ class EncodeProcess:
         match command:
             case contract.OpenEncoder():
                 self._open_encoder(command)
-            case contract.RequestKeyFrame(session_id):
+            case contract.RequestKeyFrame(session_id, codec):
                 if session := self._sessions.get(session_id):
-                    session.request_key_frame()
+                    session.request_key_frame(codec)
+            case contract.OpenVp8(session_id, bits_per_s):
+                if session := self._sessions.get(session_id):
+                    session.vp8.open(bits_per_s)
+            case contract.CloseVp8(session_id):
+                if session := self._sessions.get(session_id):
+                    session.vp8.close()
             case contract.SetBitrate(session_id, bits_per_s):
                 if session := self._sessions.get(session_id):
                     session.set_bitrate(bits_per_s)

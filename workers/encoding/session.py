@@ -10,13 +10,14 @@ from collections.abc import Callable
 import structlog
 
 from ithaka.comm_ext.channel.base import ChannelError
-from ithaka.workers.contract import EncoderFailed, EncoderOpened, FrameHeader, PacketHeader, Report
+from ithaka.workers.contract import Codec, EncoderFailed, EncoderOpened, FrameHeader, PacketHeader, Report
 from ithaka.workers.encoding.encoder import H264Encoder, StreamSettings
 from ithaka.workers.encoding.errors import EncodeError, FrameOrderError
 from ithaka.workers.encoding.frame_channel import FrameTask
 from ithaka.workers.encoding.frame_number import with_frame_number
 from ithaka.workers.encoding.heartbeats import Heartbeats
 from ithaka.workers.encoding.packet_channel import PacketChannel
+from ithaka.workers.encoding.vp8 import Vp8Branch
 from ithaka.workers.fault import FaultPoints
 
 _log = structlog.get_logger(__name__)
@@ -43,6 +44,7 @@ class EncodeSession:
     ) -> None:
         self._max_waiting_frames = max_waiting_frames
         self._bits_per_s = settings.bits_per_s
+        self.vp8 = Vp8Branch(settings)
         self._session_id = session_id
         self._settings = settings
         self._packets = packets
@@ -71,9 +73,12 @@ class EncodeSession:
                 return
         self._discard(task)
 
-    def request_key_frame(self) -> None:
+    def request_key_frame(self, codec: Codec = "h264") -> None:
         """The next frame is a key frame."""
-        self._is_key_requested = True
+        if codec == "vp8":
+            self.vp8.request_key_frame()
+        else:
+            self._is_key_requested = True
 
     def set_bitrate(self, bits_per_s: int) -> None:
         """For the next frame on."""
@@ -171,12 +176,15 @@ class EncodeSession:
         numbered = with_frame_number(unit.data, seq=header.seq, control_id=header.control_id, generated_ns=header.generated_ns)
         self._publish(header, numbered, is_key=unit.is_key, is_dropped=False)
         self._faults.reach("encode.published")
+        other = self.vp8.encode(task.i420(self._settings.width, self._settings.height), header.pts)
+        if other is not None:
+            self._publish(header, other.data, is_key=other.is_key, is_dropped=False, codec="vp8")
 
     def _check_order(self, header: FrameHeader) -> None:
         if header.seq <= self._last_seq:
             raise FrameOrderError(f"seq {header.seq} after {self._last_seq}")
 
-    def _publish(self, header: FrameHeader, data: memoryview, *, is_key: bool, is_dropped: bool) -> None:
+    def _publish(self, header: FrameHeader, data: memoryview, *, is_key: bool, is_dropped: bool, codec: Codec = "h264") -> None:
         packet = PacketHeader(
             session_id=header.session_id,
             seq=header.seq,
@@ -187,6 +195,7 @@ class EncodeSession:
             generated_ns=header.generated_ns,
             encoded_ns=time.monotonic_ns(),
             dropped=is_dropped,
+            codec=codec,
         )
         self._packets.publish(packet, data)
         self._last_seq = header.seq

@@ -152,6 +152,7 @@ class WebRtcConnections:
             timers=self._timers,
             metrics=self._metrics,
             acknowledges=link.track is None,
+            codec=link.codec,
         )
 
 

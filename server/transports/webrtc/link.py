@@ -30,8 +30,10 @@ from ithaka.server.errors import ApiError
 from ithaka.server.transports.base import TransportLost
 from ithaka.server.transports.webrtc.offer import Fragment, Offer
 from ithaka.server.transports.webrtc.track import PacketTrack
+from ithaka.workers.contract import Codec
 
-_MIMES = ("video/h264", "video/rtx")
+_MIMES: tuple[str, ...] = ("video/h264", "video/vp8", "video/rtx")
+"""As they are preferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class IceSettings:
 class Feedback:
     """What the receiver of a track asks for. Called on the event loop."""
 
-    key_frame_wanted: Callable[[], None]
+    key_frame_wanted: Callable[[Codec], None]
     bitrate_estimated: Callable[[int], None]
     """Bits a second."""
 
@@ -57,6 +59,8 @@ class Link:
     def __init__(self, ice: IceSettings, feedback: Feedback, track: PacketTrack | None) -> None:
         self.track = track
         self.channel: RTCDataChannel | None = None
+        self.codec: Codec = "h264"
+        """Of the track, once the offer is answered."""
         self.num_reports = 0
         """Receiver reports that came."""
         self._ice = ice
@@ -77,20 +81,25 @@ class Link:
         if self.track is not None:
             transceiver = connection.addTransceiver(self.track, direction="sendonly")
             known = RTCRtpSender.getCapabilities("video").codecs
-            transceiver.setCodecPreferences([codec for codec in known if codec.mimeType.lower() in _MIMES])
+            wanted = [codec for codec in known if codec.mimeType.lower() in _MIMES]
+            transceiver.setCodecPreferences(sorted(wanted, key=lambda codec: _MIMES.index(codec.mimeType.lower())))
             self._listen(transceiver.sender)
         try:
             await connection.setRemoteDescription(RTCSessionDescription(offer.sdp, "offer"))
         # The offer was parsed before; what is left is what it asks for.
         except Exception as error:
             if "send parameters" in str(error):
-                raise ApiError("codec_unsupported", "the offer has no H.264 that this server can send", field="sdp") from None
+                raise ApiError(
+                    "codec_unsupported", "the offer has no H.264 and no VP8 that this server can send", field="sdp"
+                ) from None
             raise ApiError(
                 "sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp"
             ) from None
         for transceiver in connection.getTransceivers():
             if transceiver.sender.track is None:
                 transceiver.direction = "inactive"
+            elif transceiver._codecs[0].mimeType.lower() == "video/vp8":
+                self.codec = "vp8"
         for transport in self._ice_transports():
             self._choose_addresses(transport)
         try:
@@ -162,7 +171,7 @@ class Link:
             if isinstance(packet, RtcpRrPacket):
                 self.num_reports += 1
             elif isinstance(packet, RtcpPsfbPacket) and packet.fmt in (RTCP_PSFB_PLI, RTCP_PSFB_FIR):
-                self._feedback.key_frame_wanted()
+                self._feedback.key_frame_wanted(self.codec)
             elif isinstance(packet, RtcpPsfbPacket) and packet.fmt == RTCP_PSFB_APP:
                 self._tell_bitrate(packet, sender)
 
