@@ -1,14 +1,20 @@
-// Just enough of CUDA to run the exchange's host code and kernels on a CPU: a kernel's threads are threads, a stream is the
-// calling thread (whatever is issued is done at once, in order), device memory is memory. For tests.
+// Just enough of CUDA to run the exchange's host code and kernels on a CPU: a kernel's threads are threads, device memory is
+// memory. The null stream is the calling thread (whatever is issued is done at once, in order); a stream that was created is a
+// thread that works through a queue, dawdling before some steps. For tests.
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <new>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -23,8 +29,77 @@ enum { cudaMemcpyDefault, cudaDevAttrMultiProcessorCount, cudaDevAttrComputeCapa
 enum { cudaHostAllocMapped = 1, cudaHostAllocPortable = 2, cudaIpcMemLazyEnablePeerAccess, cudaStreamNonBlocking, cudaEventDisableTiming };
 #define CUDART_VERSION 13000
 
-typedef void* cudaStream_t;
-typedef void* cudaEvent_t;
+namespace cpu {
+
+// A point in a stream's work that others wait for.
+class Point {
+ public:
+  void reach() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    reached_ = true;
+    told_.notify_all();
+  }
+  void await() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    told_.wait(lock, [&] { return reached_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable told_;
+  bool reached_ = false;
+};
+
+class Stream {
+ public:
+  Stream() : thread_([this] { work(); }) {}
+  ~Stream() {
+    issue(nullptr);
+    thread_.join();
+  }
+  void issue(std::function<void()> step) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(std::move(step));
+    told_.notify_all();
+  }
+
+ private:
+  void work() {
+    std::minstd_rand random(std::random_device{}());
+    for (;;) {
+      std::function<void()> step;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        told_.wait(lock, [&] { return !queue_.empty(); });
+        step = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      if (!step) return;
+      if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+      step();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable told_;
+  std::deque<std::function<void()>> queue_;
+  std::thread thread_;
+};
+
+struct Event {
+  std::shared_ptr<Point> newest;
+};
+
+inline void issue(Stream* stream, std::function<void()> step) {
+  if (stream == nullptr)
+    step();
+  else
+    stream->issue(std::move(step));
+}
+
+}  // namespace cpu
+
+typedef cpu::Stream* cudaStream_t;
+typedef cpu::Event* cudaEvent_t;
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x_ = 1) : x(x_), y(1), z(1) {}
@@ -114,7 +189,9 @@ void run_grid(unsigned blocks, unsigned threads, void (*kernel)(Argument), const
 
 template <typename Argument>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Argument), const Argument& argument) {
-  cpu::run_grid(config->gridDim.x, config->blockDim.x, kernel, argument);
+  cpu::issue(config->stream, [=, grid = config->gridDim.x, block = config->blockDim.x] {
+    cpu::run_grid(grid, block, kernel, argument);
+  });
   return cudaSuccess;
 }
 
@@ -137,22 +214,33 @@ inline cudaError_t cudaIpcCloseMemHandle(void*) { return cudaSuccess; }
 inline cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = *greatest = 0, cudaSuccess; }
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) { return *stream = nullptr, cudaSuccess; }
-inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = nullptr, cudaSuccess; }
-inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) { return *stream = new cpu::Stream, cudaSuccess; }
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = new cpu::Event, cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  event->newest = std::make_shared<cpu::Point>();
+  cpu::issue(stream, [point = event->newest] { point->reach(); });
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  cpu::issue(stream, [point = event->newest] { point->await(); });
+  return cudaSuccess;
+}
 inline cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id, void*, void*, void*, void*) {
   *status = cpu::recording != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   *id = cpu::recording;
   return cudaSuccess;
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, cudaStream_t) { return memcpy(to, from, bytes), cudaSuccess; }
-inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height, int, cudaStream_t) {
-  for (size_t row = 0; row < height; ++row)
-    memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height, int, cudaStream_t stream) {
+  cpu::issue(stream, [=] {
+    for (size_t row = 0; row < height; ++row)
+      memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+  });
   return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, int kind, cudaStream_t stream) {
+  return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
 }
 
 // Pretend that the calling thread's calls are being recorded; 0: that they are not.
