@@ -12,6 +12,7 @@ from ithaka_client.errors import ApiError, ConnectFailedError, DeadlineError, Pr
 
 Pixels = Literal["lossy", "exact"]
 Pacing = Literal["media", "unpaced"]
+Delivery = Literal["lossless", "live"]
 Role = Literal["controller", "viewer"]
 
 TERMINAL_STATES = frozenset({"closed", "failed"})

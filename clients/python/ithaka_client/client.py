@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import httpx
 
-from ithaka_client.api import Api, ModelInfo, Pacing, Pixels, SessionInfo
+from ithaka_client.api import Api, Delivery, ModelInfo, Pacing, Pixels, SessionInfo
 from ithaka_client.session import Session
 
 
@@ -53,6 +53,8 @@ class Client:
         pacing: Pacing = "media",
         window_frames: int | None = None,
         max_frames: int | None = None,
+        delivery: Delivery = "lossless",
+        record: bool = False,
         options: dict[str, Any] | None = None,
         connect_timeout_s: float = 60.0,
         resume_timeout_s: float = 90.0,
@@ -61,7 +63,8 @@ class Client:
 
         ``pixels``: "lossy" (H.264 close to the source) or "exact" (the model's I420 samples bit for bit). ``pacing``: "media"
         runs at the model's rate, "unpaced" as fast as the window allows. ``window_frames``: how far generation may run ahead
-        of what was decoded. Raises RequestInvalidError, NotFoundError, CapacityError (queue full), AccessError.
+        of what was decoded. ``delivery``: "live" prefers the newest frame, and others may be missing. ``record``: the server
+        keeps an MP4. Raises RequestInvalidError, NotFoundError, CapacityError (queue full), AccessError.
         """
         wanted = {
             "model": model,
@@ -71,6 +74,8 @@ class Client:
             "pacing": pacing,
             "window_frames": window_frames,
             "max_frames": max_frames,
+            "delivery": None if delivery == "lossless" else delivery,
+            "record": record or None,
             "options": options,
         }
         info = await self._api.create_session({name: value for name, value in wanted.items() if value is not None})

@@ -74,3 +74,35 @@ class StreamPosition:
     def is_complete(self) -> bool:
         """Every frame of a stream that ended has been decoded."""
         return self.end is not None and self.decoded_through == self.end.last_seq
+
+
+class LivePosition(StreamPosition):
+    """In a live stream frames may be missing; none comes twice or out of order."""
+
+    def receive(self, frame: EncodedFrame) -> None:
+        if self._expected_seq is None and not frame.is_key:
+            raise ProtocolError(f"the first frame of a connection, {frame.seq}, is no key frame")
+        least = self._resumed_seq if self._expected_seq is None else self._expected_seq
+        if frame.seq < least:
+            raise ProtocolError(f"frame {frame.seq} came where {least} or a later one was expected")
+        if self.end is not None:
+            raise ProtocolError(f"frame {frame.seq} came after the stream ended at {self.end.last_seq}")
+        self._expected_seq = frame.seq + 1
+        self.received_through = frame.seq
+
+    def decode(self, seq: int) -> bool:
+        if seq <= self.decoded_through:
+            return False
+        self.decoded_through = seq
+        self.decoded_count += 1
+        return True
+
+    def finish(self, end: EndOfStream) -> None:
+        if end.last_seq < self.received_through:
+            raise ProtocolError(f"the stream ended at {end.last_seq}, but frame {self.received_through} was received")
+        self.end = end
+
+    @property
+    def is_complete(self) -> bool:
+        """Every frame that came has been decoded."""
+        return self.end is not None and self.decoded_through == self.received_through

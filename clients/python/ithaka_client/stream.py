@@ -26,7 +26,7 @@ from ithaka_client.errors import (
     UsageError,
 )
 from ithaka_client.inbox import Inbox, ReceivedFrame
-from ithaka_client.position import StreamPosition
+from ithaka_client.position import LivePosition, StreamPosition
 from ithaka_client.protocol import EncodedFrame, EndOfStream, Hello, StateChanged, build_fin, build_resume
 
 FINISH_TIMEOUT_S = 10.0
@@ -62,7 +62,7 @@ class Stream:
         resume_timeout_s: float,
         repeat: Callable[[], list[str]],
     ) -> None:
-        self.position = StreamPosition()
+        self.position = LivePosition() if info.raw.get("delivery") == "live" else StreamPosition()
         self.hello: Hello | None = None
         self.state = info.state
         self.outcome: Outcome | None = None
