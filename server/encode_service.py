@@ -12,10 +12,10 @@ from ithaka.comm_ext.channel.host_shm import HostChannel, HostConsumer, clear_ev
 from ithaka.configs.schema import EncodeSection, LogSection, SupervisorSection
 from ithaka.server.child_process import ChildFailure, ChildProcess, ChildSpec
 from ithaka.server.engine_client import PacketArrived, SessionRequest
+from ithaka.server.live_rate import LiveRates
 from ithaka.workers import contract, wire
 
 NAME = "encode-0"
-_SMALLEST_RATE_CHANGE = 0.1
 _NUM_PACKET_SLOTS = 32
 _PACKET_SLOT_BYTES = 16 * 1024 * 1024
 """Room for the largest access unit there is; pages that no packet touched take no memory."""
@@ -53,7 +53,7 @@ class EncodeService:
         self._child: ChildProcess | None = None
         self._channel: HostChannel | None = None
         self._consumer: HostConsumer | None = None
-        self._bits_per_s: dict[str, int] = {}
+        self._rates = LiveRates(encode)
         self._drains: dict[int, asyncio.Future[None]] = {}
 
     @property
@@ -80,9 +80,7 @@ class EncodeService:
 
     def open_session(self, request: SessionRequest, description: contract.ModelDescription) -> None:
         is_live = request.delivery == "live"
-        bits_per_s = self._encode.live_bits_per_s if is_live and request.pixels == "lossy" else 0
-        if bits_per_s:
-            self._bits_per_s[request.session_id] = bits_per_s
+        bits_per_s = self._rates.open(request.session_id) if is_live and request.pixels == "lossy" else 0
         self._send(
             contract.OpenEncoder(
                 request.session_id,
@@ -96,12 +94,10 @@ class EncodeService:
         )
 
     def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
-        """Follow, within the bounds, unless the change is small or the session has no rate."""
-        wanted = min(max(bits_per_s, self._encode.live_min_bits_per_s), self._encode.live_max_bits_per_s)
-        current = self._bits_per_s.get(session_id)
-        if current is not None and abs(wanted - current) >= current * _SMALLEST_RATE_CHANGE:
-            self._bits_per_s[session_id] = wanted
-            self._send(contract.SetBitrate(session_id, wanted))
+        """Follow, where the session has a rate; see LiveRates."""
+        changed = self._rates.estimate(session_id, bits_per_s)
+        if changed is not None:
+            self._send(contract.SetBitrate(session_id, changed))
 
     def request_key_frame(self, session_id: str, codec: contract.Codec) -> None:
         self._send(contract.RequestKeyFrame(session_id, codec))
@@ -113,7 +109,7 @@ class EncodeService:
         self._send(contract.CloseVp8(session_id))
 
     def close_session(self, session_id: str) -> None:
-        self._bits_per_s.pop(session_id, None)
+        self._rates.close(session_id)
         self._send(contract.CloseEncoder(session_id))
 
     # -- tenant --------------------------------------------------------------------------------------------------------
