@@ -33,14 +33,14 @@ find_pytest() {
 for name in "$@"; do
   case $name in
     build) stage build 60 3 python3 -m ithaka.comm_ext.build --arch 90 ;;
-    check) bench check 30 8 ;;
-    table) bench table 60 24 ;;
-    copies) bench copies 30 60 ;;
-    sweep | calibrate) bench "$name" 60 45 ;;
-    trials) bench trials 60 16 ;;
+    check) bench check 25 8 ;;
+    table) bench table 40 24 ;;
+    copies) bench copies 15 60 ;;
+    sweep | calibrate) bench "$name" 35 45 ;;
+    trials) bench trials 45 16 ;;
     loopback)
       find_pytest
-      stage loopback 75 40 python3 -m pytest -c /dev/null --rootdir=. -q --maxfail=4 --tb=short --durations=8 \
+      stage loopback 50 40 python3 -m pytest -c /dev/null --rootdir=. -q --maxfail=4 --tb=short --durations=8 \
         -p no:cacheprovider tests/gpu
       ;;
     *) echo "no stage named $name" >&2 && exit 2 ;;

@@ -234,18 +234,16 @@ class Bench:
 
     def trials(self) -> None:
         """Builds that differ, for some launches and all shapes, Q+K+V at once too."""
-        found: dict[str, dict[str, float]] = {}
+        found: dict[str, dict[str, dict[str, float]]] = {}
         for name, path in self.job.trials.items():
+            times: dict[str, dict[str, float]] = {}
             with patch.object(cuda_member, "find_library", partial(Path, path)):
                 for launch in TRIED:
                     for shape, time_us in self._times(launch, SHAPES[:5], joint=True).items():
-                        found.setdefault(shape, {})[f"{name} {_short(launch.facts())}"] = time_us
-        for shape, row in found.items():
-            bests = []
-            for name in self.job.trials:
-                best = min((time_us, launch) for launch, time_us in row.items() if launch.rpartition(" ")[0] == name)
-                bests.append(f"{best[1]} {best[0]}")
-            self.say(f"trials {shape}: " + " | ".join(bests))
+                        times.setdefault(shape, {})[_short(launch.facts())] = time_us
+            bests = {shape: min(row.items(), key=lambda item: item[1]) for shape, row in times.items()}
+            self.say(f"trial {name}: " + " | ".join(f"{shape} {best[0]} {best[1]}" for shape, best in bests.items()))
+            found[name] = times
         self._leave("ulysses_trials.json", found)
 
     def copies(self) -> None:

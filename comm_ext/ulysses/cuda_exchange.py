@@ -238,20 +238,21 @@ class CudaExchange:
             tensors = [tensor.contiguous() for tensor in tensors]
             layout = self._layout(site, tensors)
             assert layout is not None
-        for index, tensor in enumerate(tensors):
-            site.sources[index] = tensor.data_ptr()
         site.current = region.uses % region.num_slots
         region.uses += 1
         self._calls += 1
         return layout, tensors
 
     def _layout(self, site: CudaSite, tensors: Sequence[torch.Tensor]) -> BoundLayout | None:
+        """How to read these inputs, whose addresses are left in ``sources``; None: not at all, as they are."""
         addresses = 0
-        for tensor in tensors:
-            addresses |= tensor.data_ptr()
+        for index, tensor in enumerate(tensors):
+            site.sources[index] = address = tensor.data_ptr()
+            addresses |= address
         key = (addresses & (_UNIT_BYTES - 1), *[tensor.stride() for tensor in tensors])
-        if key in site.layouts:
-            return site.layouts[key]
+        known = site.layouts.get(key)
+        if known is not None or key in site.layouts:
+            return known
         alignment = (addresses | _UNIT_BYTES) & -(addresses | _UNIT_BYTES)
         struct = bind(site.plans, [tensor.stride() for tensor in tensors], alignment, self._seat, site.placement, site.launch)
         layout = None if struct is None else BoundLayout(struct, ctypes.addressof(struct), struct.copies > 0)
@@ -302,7 +303,7 @@ class CudaExchange:
         received: list[torch.Tensor] = []
         for site in sites:
             for result in site.slots[site.current].results:
-                received.append(result.clone() if site.tag is None else result.view(result.shape))
+                received.append(result.clone() if site.tag is None else result.detach())  # the cheapest view
         return received
 
 
