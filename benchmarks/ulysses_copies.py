@@ -120,31 +120,29 @@ class Copies:
         self._streams = [torch.cuda.Stream(priority=-1) for _ in range(4)]  # type: ignore[no-untyped-call]
 
     def all(self) -> Iterator[tuple[str, int, Callable[[], None]]]:
-        """Name, bytes and call of everything to time."""
-        ways: dict[str, Copy] = {
-            "2D default": partial(self._flat, DEFAULT_KIND),
-            "2D device to device": partial(self._flat, DEVICE_TO_DEVICE),
-            "3D": self._deep,
-            "3D peer": self._deep_peer,
+        """Name, bytes and call of everything to time; what may not be recordable comes last."""
+        flat = partial(self._flat, DEFAULT_KIND)
+        ways: dict[str, tuple[Copy, int]] = {
+            "2D default": (flat, 1),
+            "2D device to device": (partial(self._flat, DEVICE_TO_DEVICE), 1),
+            "3D": (self._deep, 1),
+            "2D default on 2 streams": (flat, 2),
+            "2D default on 4 streams": (flat, 4),
+            "3D peer": (self._deep_peer, 1),
         }
-        for size in SIZES:
-            for width in (*ROW_BYTES, 0):
-                for name, (source_times, target_times) in {"scatter": (2, 1), "gather": (1, 2)}.items():
-                    if width == 0:
-                        job = Pitched(self._source.data_ptr(), self._target, size, size, size, 1)
-                    else:
-                        height = size // width // 4 * 4
-                        source, target = source_times * width, target_times * width
-                        job = Pitched(self._source.data_ptr(), self._target, source, target, width, height)
-                    for way, copy in ways.items():
-                        text = f"{name} rows of {width or size}, {way}"
-                        yield text, job.width * job.height, partial(self._on_streams, copy, job, 1)
-                    if width:
-                        for parts in (2, 4):
-                            text = f"{name} rows of {width}, 2D default on {parts} streams"
-                            yield text, job.width * job.height, partial(self._on_streams, ways["2D default"], job, parts)
-                    elif name == "scatter":
-                        break
+        for way, (copy, parts) in ways.items():
+            for size in SIZES:
+                for name, job in self._jobs(size).items():
+                    yield f"{name}, {way}", job.width * job.height, partial(self._on_streams, copy, job, parts)
+
+    def _jobs(self, size: int) -> dict[str, Pitched]:
+        source, target = self._source.data_ptr(), self._target
+        jobs = {"contiguous": Pitched(source, target, size // 4, size // 4, size // 4, 4)}
+        for width in ROW_BYTES:
+            height = size // width // 4 * 4
+            jobs[f"from every second {width} bytes"] = Pitched(source, target, 2 * width, width, width, height)
+            jobs[f"to every second {width} bytes"] = Pitched(source, target, width, 2 * width, width, height)
+        return jobs
 
     def close(self) -> None:
         """Unmap; all ranks."""
