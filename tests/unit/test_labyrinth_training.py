@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
+from training.labyrinth import train
 from training.labyrinth.clips import ClipMaker
 from training.labyrinth.distil import Distiller, frozen_copy
 from training.labyrinth.evaluate import Evaluator, generate
@@ -151,3 +153,15 @@ def test_the_table_has_every_row() -> None:
     names = [row.measure.split(",")[0] for row in rows]
     assert names == ["free walk", "turn left 8", "walk ahead 8", "sharpness", "sharpness"]
     assert all(str(row).startswith("|") for row in rows)
+
+
+def test_a_run_trains_distils_exports_and_goes_on(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--pictures", "1", "--clips", "1", "--frames", "2", "--bank", "2", "--starts", "1"]
+    brief = ["--mazes", "0", "--transformer-seconds", "0.01"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    train.main([*small, *brief, "--out", str(first), "--autoencoder-seconds", "0.01", "--distil-seconds", "0.01"])
+    assert load_world_model(first / "weights").starts.latents.shape == (6, 1, 4, 64, 16)
+    train.main([*small, *brief, "--out", str(second), "--autoencoder-seconds", "0", "--resume", str(first)])
+    steps = [load_file(folder / "state-0.safetensors")["step"].item() for folder in (first, second)]
+    assert steps == [1, 2]
+    assert "transformer trained to step 2" in (second / "log.txt").read_text()

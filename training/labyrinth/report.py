@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ithaka.workers.families.wan.spec import Schedule
 from ithaka.workers.families.wan.weights import WorldModel
 
 from .clips import ClipMaker
@@ -14,44 +15,40 @@ from .strip import save_picture, switch_strip, truth_strip, walk_strip
 
 STRIP_SEED = 4_242
 OTHER_MIDDLES = (0.65, 0.5)
-OTHER_CONTEXTS = (0.0, 0.12)
 LONG_WALK = 20
 """Frames from which on a walk counts as long."""
 
+Clips = Callable[[int], ClipMaker]
+Log = Callable[[str], None]
 
-def write_report(
-    prefix: Path,
-    model: WorldModel,
-    *,
-    clips: Callable[[int], ClipMaker],
-    mazes: int,
-    log: Callable[[str], None],
-    brief: bool,
-    columns: tuple[int, ...],
+
+def write_table(
+    file: Path, model: WorldModel, *, clips: Clips, mazes: int, log: Log, columns: tuple[int, ...], others: bool
 ) -> None:
-    """Log and write ``<prefix>-table.md``, ``-walk.png``, ``-truth.png`` and ``-switch.png``; ``brief`` is the table alone."""
+    """Measure the shipped schedule, and with ``others`` four steps and other middles; log and write the tables."""
     evaluator = Evaluator(model, clips, mazes)
     sampling = model.sampling
     shipped = sampling.schedule(sampling.steps)
-    long_frames = tuple(c for c in columns if c >= LONG_WALK) if not brief else ()
-    lines = [f"{prefix.name}", str(evaluator.autoencoder_row())]
+    lines = [str(evaluator.autoencoder_row())]
+    log(lines[0])
 
-    def add(title: str, rows: list[object]) -> None:
-        lines.append(f"\n{title}\n")
-        lines.extend(str(row) for row in rows)
-        log("\n".join(lines[-len(rows) - 1 :]))
+    def add(schedule: Schedule, long_frames: tuple[int, ...]) -> None:
+        title = f"{len(schedule.levels)} steps at {schedule.levels}, remembered at {schedule.context_level}"
+        rows = [str(row) for row in evaluator.table(schedule, long_frames=long_frames)]
+        log("\n".join([title, *rows]))
+        lines.extend(["", title, "", *rows])
+        file.write_text("\n".join(lines) + "\n")
 
-    add(f"{sampling.steps} steps {shipped}", [*evaluator.table(shipped, long_frames=long_frames)])
-    four = sampling.schedule(max(sampling.levels))
-    add(f"{len(four.levels)} steps {four}", [*evaluator.table(four, long_frames=())])
-    for middle in OTHER_MIDDLES:
-        other = replace(shipped, levels=(1.0, middle))
-        add(f"2 steps {other}", [*evaluator.table(other, long_frames=())])
-    if not brief:
-        for level in OTHER_CONTEXTS:
-            other = replace(shipped, context_level=level)
-            add(f"2 steps {other}", [*evaluator.table(other, long_frames=long_frames)])
-        save_picture(prefix.with_name(f"{prefix.name}-walk.png"), walk_strip(model, clips(STRIP_SEED), shipped, columns))
-        save_picture(prefix.with_name(f"{prefix.name}-truth.png"), truth_strip(model, clips(STRIP_SEED + 1), shipped))
-        save_picture(prefix.with_name(f"{prefix.name}-switch.png"), switch_strip(model, clips(STRIP_SEED + 2), shipped))
-    prefix.with_name(f"{prefix.name}-table.md").write_text("\n".join(lines) + "\n")
+    add(shipped, tuple(column for column in columns if column >= LONG_WALK))
+    if others:
+        add(sampling.schedule(max(sampling.levels)), ())
+        for middle in OTHER_MIDDLES:
+            add(replace(shipped, levels=(1.0, middle)), ())
+
+
+def write_strips(folder: Path, model: WorldModel, *, clips: Clips, columns: tuple[int, ...]) -> None:
+    """Film strips to look at: ``walk.png``, ``truth.png`` and ``switch.png``."""
+    shipped = model.sampling.schedule(model.sampling.steps)
+    save_picture(folder / "walk.png", walk_strip(model, clips(STRIP_SEED), shipped, columns))
+    save_picture(folder / "truth.png", truth_strip(model, clips(STRIP_SEED + 1), shipped))
+    save_picture(folder / "switch.png", switch_strip(model, clips(STRIP_SEED + 2), shipped))

@@ -11,6 +11,7 @@ from ithaka.workers.families.wan.weights import Starts
 from .clips import ClipMaker, Walks
 from .themes import THEME_NAMES
 from .train_transformer import encode_tokens
+from .world import Poses, Worlds
 
 CANDIDATES_PER_START = 8
 
@@ -24,10 +25,16 @@ def make_starts(autoencoder: TinyAutoencoder, clips: ClipMaker, per_theme: int) 
         ahead[:, 1:, 0] = 1.0
         walks = clips.walks(num, START_FRAMES, controls=ahead)
         looks = torch.full_like(walks.themes, theme)
-        pictures = clips.pictures(Walks(walks.worlds, walks.poses, ahead, looks, walks.prompts))
-        detail = pictures[:, -1].diff(dim=-1).abs().mean((1, 2, 3))
-        best = detail.topk(per_theme).indices
-        tokens = encode_tokens(autoencoder, pictures[best].flatten(0, 1))
+        walks = Walks(walks.worlds, walks.poses, ahead, looks, walks.prompts)
+        last = clips.pictures(walks, range(START_FRAMES - 1, START_FRAMES))[:, 0]
+        best = last.diff(dim=-1).abs().mean((1, 2, 3)).topk(per_theme).indices
+        tokens = encode_tokens(autoencoder, clips.pictures(_chosen(walks, best)).flatten(0, 1))
         latents.append(tokens.view(per_theme, START_FRAMES, *tokens.shape[1:]).cpu())
         controls.append(ahead[best].cpu())
     return Starts(torch.stack(latents), torch.stack(controls))
+
+
+def _chosen(walks: Walks, rows: torch.Tensor) -> Walks:
+    poses = tuple(Poses(pose.x[rows], pose.y[rows], pose.heading[rows]) for pose in walks.poses)
+    worlds = Worlds(walks.worlds.cells[rows])
+    return Walks(worlds, poses, walks.controls[rows], walks.themes[rows], walks.prompts[rows])

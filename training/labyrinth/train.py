@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,14 +19,14 @@ from ithaka.workers.families.wan.weights import WorldModel, save_world_model
 from .clips import ClipMaker
 from .distil import Distiller, frozen_copy
 from .render import render
-from .report import write_report
+from .report import write_strips, write_table
+from .run_log import RunLog
 from .starts import make_starts
 from .state import load_state, save_state
 from .strip import WALK_COLUMNS
 from .train_autoencoder import train_autoencoder
 from .train_transformer import LatentBank, Trainer, TrainingPlan
 
-STARTS_PER_THEME = 8
 RENDER_BLOCK = 256
 
 
@@ -37,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
     device = torch.device(options.device)
-    log = _Log(options.out / "log.txt")
+    log = RunLog(options.out / "log.txt")
     compiled = device.type == "cuda"
     renderer = torch.compile(render, dynamic=False) if compiled else render
     clips = ClipMaker(options.seed + 1, device, renderer, RENDER_BLOCK if compiled else None)
@@ -72,13 +71,14 @@ def main(argv: list[str] | None = None) -> None:
     save_state(options.out, modules, step)
     trainer.swap_means()
 
-    export = partial(_export, autoencoder=autoencoder, clips=ClipMaker(77, device), log=log)
+    export = partial(_export, autoencoder=autoencoder, clips=ClipMaker(77, device), starts_per_theme=options.starts, log=log)
     model = export(options.out / "weights", trainer)
-    report = partial(
-        write_report, clips=partial(ClipMaker, device=device), mazes=options.mazes, columns=tuple(options.columns), log=log
-    )
-    report(options.out / "plain", model, brief=options.distil_seconds > 0)
+    clips_of = partial(ClipMaker, device=device)
+    columns = tuple(options.columns)
+    measure = partial(write_table, clips=clips_of, mazes=options.mazes, log=log, columns=columns, others=True)
     if options.distil_seconds > 0:
+        if options.mazes > 0:
+            measure(options.out / "teacher.md", model)
         student_plan = replace(plan, seconds=options.distil_seconds, decay=0.6, warmup_steps=30, ema_steps=60)
         student_plan = replace(student_plan, muon_rate=options.distil_rate, adamw_rate=options.distil_rate / 4)
         teacher = frozen_copy(trainer)
@@ -86,36 +86,28 @@ def main(argv: list[str] | None = None) -> None:
         num_steps = Distiller(student, teacher, LABYRINTH.levels[2][1]).train(bank, log)
         log(f"distilled for {num_steps} steps")
         student.swap_means()
-        report(options.out / "distilled", export(options.out / "weights", student), brief=False)
+        model = export(options.out / "weights", student)
+    if options.mazes > 0:
+        measure(options.out / "table.md", model)
+    if options.strips:
+        write_strips(options.out, model, clips=clips_of, columns=columns)
 
 
-def _export(folder: Path, trainer: Trainer, autoencoder: TinyAutoencoder, clips: ClipMaker, log: _Log) -> WorldModel:
+def _export(
+    folder: Path, trainer: Trainer, autoencoder: TinyAutoencoder, clips: ClipMaker, starts_per_theme: int, log: RunLog
+) -> WorldModel:
     transformer = CausalWanModel().to(clips.device)
     transformer.load_state_dict(trainer.clip_model.model.state_dict())
     model = WorldModel(
         transformer.requires_grad_(False).eval(),
         copy.deepcopy(autoencoder).eval(),
         copy.deepcopy(trainer.prompt_encoder).requires_grad_(False),
-        make_starts(autoencoder, clips, STARTS_PER_THEME),
+        make_starts(autoencoder, clips, starts_per_theme),
         LABYRINTH,
     )
     save_world_model(folder, model)
     log(f"weights written to {folder}")
     return model
-
-
-class _Log:
-    """Prints with the seconds since the start, and keeps a copy."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w")
-        self._started = time.monotonic()
-
-    def __call__(self, line: str) -> None:
-        text = f"{time.monotonic() - self._started:6.1f} s  {line}"
-        print(text, flush=True)
-        print(text, file=self._file, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,7 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clips", type=int, default=48, help="clips per step of the transformer")
     parser.add_argument("--frames", type=int, default=16, help="frames of a clip")
     parser.add_argument("--bank", type=int, default=12288, help="clips kept as latents on the device")
-    parser.add_argument("--mazes", type=int, default=64, help="held-out mazes of the evaluation")
+    parser.add_argument("--starts", type=int, default=8, help="beginnings shipped for each look")
+    parser.add_argument("--mazes", type=int, default=64, help="held-out mazes of the table; 0 leaves it out")
+    parser.add_argument("--strips", action="store_true", help="draw the film strips")
     parser.add_argument("--columns", type=int, nargs="+", default=list(WALK_COLUMNS), help="frames of the long walk to show")
     return parser
 

@@ -144,7 +144,9 @@ class FrameSampler:
 
     def _finish(self, stream: Stream, clean: torch.Tensor, told: _Told) -> None:
         level = self.schedule.context_level
-        stream.finished = torch.lerp(clean, self._noise(stream, stream.next_frame, draw=1), level)
+        stream.finished = clean
+        if level > 0:
+            stream.finished = torch.lerp(clean, self._noise(stream, stream.next_frame, draw=1), level)
         stream.finished_told = told
         stream.next_frame += 1
 

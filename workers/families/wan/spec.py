@@ -52,7 +52,7 @@ class SamplingSpec:
 LABYRINTH = SamplingSpec(
     levels={1: (1.0,), 2: (1.0, 0.8), 3: (1.0, 0.85, 0.5), 4: (1.0, 0.9, 0.7, 0.4)},
     steps=2,
-    context_level=0.05,
+    context_level=0.0,
     window=16,
     sink=0,
 )
