@@ -24,7 +24,7 @@ from ithaka.workers.families.wan.autoencoder import TinyAutoencoder
 from ithaka.workers.families.wan.model import CausalWanModel
 from ithaka.workers.families.wan.prompt import PromptEncoder
 from ithaka.workers.families.wan.spec import LABYRINTH
-from ithaka.workers.families.wan.weights import Starts, WorldModel, load_world_model, save_world_model
+from ithaka.workers.families.wan.weights_folder import Starts, WorldModel, load_world_model, save_world_model
 
 CPU = torch.device("cpu")
 PLAN = TrainingPlan(

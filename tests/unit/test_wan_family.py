@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from ithaka.workers.families.base import Controls, FamilyInputError, FamilyLoadError, StepInput
 from ithaka.workers.families.wan.family import MAX_PROMPT_CHARACTERS, MAX_SEED, WanWorld, load
-from ithaka.workers.families.wan.weights import MAX_FILE_BYTES, SHIPPED, load_world_model
+from ithaka.workers.families.wan.weights_folder import MAX_FILE_BYTES, SHIPPED, load_world_model
 
 TENSORS = "diffusion_pytorch_model"
 

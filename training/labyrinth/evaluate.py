@@ -11,7 +11,7 @@ import torch
 from ithaka.workers.families.wan.autoencoder import TinyAutoencoder
 from ithaka.workers.families.wan.sampler import FrameSampler, Stream
 from ithaka.workers.families.wan.spec import LATENT_SIDE, SamplingSpec, Schedule
-from ithaka.workers.families.wan.weights import WorldModel
+from ithaka.workers.families.wan.weights_folder import WorldModel
 
 from .clips import ClipMaker, Walks
 from .train_transformer import encode_tokens

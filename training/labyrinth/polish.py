@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ithaka.workers.families.wan.spec import LABYRINTH
-from ithaka.workers.families.wan.weights import SHIPPED, load_world_model, save_world_model
+from ithaka.workers.families.wan.weights_folder import SHIPPED, load_world_model, save_world_model
 
 from .clips import ClipMaker
 from .report import write_strips, write_table

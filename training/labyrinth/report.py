@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ithaka.workers.families.wan.spec import Schedule
-from ithaka.workers.families.wan.weights import WorldModel
+from ithaka.workers.families.wan.weights_folder import WorldModel
 
 from .clips import ClipMaker
 from .evaluate import Evaluator

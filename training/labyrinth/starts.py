@@ -6,7 +6,7 @@ import torch
 
 from ithaka.workers.families.wan.autoencoder import TinyAutoencoder
 from ithaka.workers.families.wan.spec import START_FRAMES
-from ithaka.workers.families.wan.weights import Starts
+from ithaka.workers.families.wan.weights_folder import Starts
 
 from .clips import ClipMaker, Walks
 from .themes import THEME_NAMES

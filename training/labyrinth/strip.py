@@ -9,7 +9,7 @@ from PIL import Image
 
 from ithaka.workers.families.wan.prompt import THEME_WORDS, padded_ids, word_ids
 from ithaka.workers.families.wan.spec import Schedule
-from ithaka.workers.families.wan.weights import WorldModel
+from ithaka.workers.families.wan.weights_folder import WorldModel
 
 from .clips import ClipMaker, Walks
 from .evaluate import FREE_CONTEXT, begin, decode_tokens, generate, make_sampler

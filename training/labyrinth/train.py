@@ -14,7 +14,7 @@ from ithaka.workers.families.wan.autoencoder import TinyAutoencoder
 from ithaka.workers.families.wan.model import CausalWanModel
 from ithaka.workers.families.wan.prompt import PromptEncoder
 from ithaka.workers.families.wan.spec import LABYRINTH
-from ithaka.workers.families.wan.weights import WorldModel, save_world_model
+from ithaka.workers.families.wan.weights_folder import WorldModel, save_world_model
 
 from .clips import ClipMaker
 from .distil import Distiller, frozen_copy

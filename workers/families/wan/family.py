@@ -16,7 +16,7 @@ from ithaka.workers.families.wan.sampler import FrameSampler, Stream
 from ithaka.workers.families.wan.shards import share_of
 from ithaka.workers.families.wan.spec import FPS, LATENT_SIDE, PICTURE_PIXELS
 from ithaka.workers.families.wan.walker import KEYS, walk_controls
-from ithaka.workers.families.wan.weights import SHIPPED, WorldModel, load_world_model
+from ithaka.workers.families.wan.weights_folder import SHIPPED, WorldModel, load_world_model
 
 if TYPE_CHECKING:
     from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator

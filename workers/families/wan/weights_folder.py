@@ -60,7 +60,7 @@ def save_world_model(folder: Path, model: WorldModel) -> None:
         "transformer": [f"{package}.model", "CausalWanModel"],
         "autoencoder": [f"{package}.autoencoder", "TinyAutoencoder"],
         "prompt_encoder": [f"{package}.prompt", "PromptEncoder"],
-        "starts": [f"{package}.weights", "Starts"],
+        "starts": [f"{package}.weights_folder", "Starts"],
         "sampling": model.sampling.to_json(),
     }
     _write_json(folder / "model_index.json", index)
