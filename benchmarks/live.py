@@ -75,6 +75,7 @@ def latency(arguments: argparse.Namespace) -> dict[str, Any]:
         "first_picture_ms": round(seen["firstPictureMs"]),
         "received_ms": {"p50": percentile(seen["receivedMs"], 0.5), "p95": percentile(seen["receivedMs"], 0.95)},
         "decoded_ms": {"p50": percentile(seen["decodedMs"], 0.5), "p95": percentile(seen["decodedMs"], 0.95)},
+        "bits_per_s_at_the_end": round(seen["lastBitsPerS"]),
         "server_and_encode_cores": cores,
     }
 

@@ -78,11 +78,16 @@ async ({ url, session, token, seconds, offsetMs }) => {
   });
   await peer.setRemoteDescription({ type: "answer", sdp: (await answer.json()).sdp });
   await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+  const inbound = async () => [...(await peer.getStats()).values()].find(({ type, kind }) => type === "inbound-rtp" && kind === "video");
+  const before = await inbound();
+  await new Promise((resolve) => setTimeout(resolve, 2000));
+  const after = await inbound();
+  const lastBitsPerS = (8000 * (after.bytesReceived - before.bytesReceived)) / (after.timestamp - before.timestamp);
   channel.send(JSON.stringify({ type: "end" }));
   const count = await Promise.race([over, new Promise((resolve) => setTimeout(() => resolve(null), 5000))]);
   await new Promise((resolve) => setTimeout(resolve, 300));
   const lost = Array.from({ length: count ?? 0 }, (_, index) => index + 1).filter((seq) => !received.has(seq));
   const receivedMs = [...received.values()].map((one) => one.receivedMs - one.generatedMs);
   peer.close();
-  return { count, received: received.size, lost, receivedMs, decodedMs, firstPictureMs };
+  return { count, received: received.size, lost, receivedMs, decodedMs, firstPictureMs, lastBitsPerS };
 }
