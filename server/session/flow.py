@@ -59,6 +59,15 @@ class FrameFlow:
     def hold(self, now_s: float) -> None:
         self._pacer = self._pacer.pause(now_s)
 
+    def controller_lost(self, now_s: float) -> None:
+        """Nobody steers: a live model stands still. In ``lossless`` the window holds it soon enough."""
+        if self.is_live:
+            self.hold(now_s)
+
+    def controller_resumed(self, now_s: float, *, is_paused: bool) -> None:
+        if self.is_live and not is_paused:
+            self.play(now_s)
+
     def add(self, frame: EncodedFrame) -> bool:
         """Take a generated frame, or the word that it was dropped; True when a key frame is to be asked for now."""
         header = frame.header

@@ -93,7 +93,8 @@ class Session:
 
     def hello(self, role: Role) -> Hello:
         """Only once the engine has started."""
-        return hello_of(self.spec, self._described(), self._flowing().delivery, self._codec, role)
+        assert self.description is not None, "the session was not admitted"
+        return hello_of(self.spec, self.description, self._flowing().delivery, self._codec, role)
 
     def eos(self) -> Eos | None:
         """Once the engine has said which frame is the last."""
@@ -196,6 +197,8 @@ class Session:
         if self._controller is peer:
             self._controller = None
             self._ack_watch.forget()
+            if self.flow is not None:
+                self.flow.controller_lost(self._timers.now_s())
             self._advance(events.ControllerLost())
 
     def viewer_cursor(self) -> Cursor:
@@ -208,6 +211,7 @@ class Session:
         start_seq = flow.resume(stream, next_seq)
         self._desk_of_model().begin_connection()
         self._advance(events.ControllerResumed())
+        flow.controller_resumed(self._timers.now_s(), is_paused=self.data.paused or self.is_draining)
         self._pump()
         return controller_cursor(flow, start_seq, next_seq, self.key_frame_wanted, acknowledges=acknowledges)
 
@@ -390,10 +394,6 @@ class Session:
     def _flowing(self) -> FrameFlow:
         assert self.flow is not None, "the session was not admitted"
         return self.flow
-
-    def _described(self) -> ModelDescription:
-        assert self.description is not None, "the session was not admitted"
-        return self.description
 
     def _desk_of_model(self) -> ControlDesk:
         assert self._desk is not None, "the session was not admitted"

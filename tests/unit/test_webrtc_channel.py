@@ -300,3 +300,50 @@ async def test_ice_servers_are_handed_out_with_passwords_that_expire() -> None:
         assert name == session["id"] and int(expires) == int(server.wall()) + 3600
         assert len(turn["credential"]) == 28 and "secret" not in turn["credential"]
         assert (fixed["username"], fixed["credential"]) == ("me", "mine")
+
+
+async def test_a_live_model_stands_still_while_nobody_steers() -> None:
+    async with served() as server:
+        session = await server.create(delivery="live")
+
+        def generated() -> int:
+            return server.engine.sessions[session["id"]].generated_through
+
+        async with controller(server, session) as peer:
+            await peer.greet()
+            await peer.frame()
+            for _ in range(8):
+                server.timers.advance(PERIOD_S)
+                await server.http.get("/healthz")
+            assert generated() >= 16, "nothing waits for an acknowledgement"
+        await server.until_state(session["id"], "detached")
+        await server.http.get("/healthz")
+        left_at = generated()
+        server.timers.advance(2)
+        await server.http.get("/healthz")
+        assert generated() == left_at
+        async with controller(server, session) as peer:
+            await peer.greet()
+            await server.until_state(session["id"], "streaming")
+            for _ in range(4):
+                server.timers.advance(PERIOD_S)
+                await server.http.get("/healthz")
+            assert generated() > left_at
+
+
+async def test_a_live_session_that_was_paused_stays_paused_for_its_next_connection() -> None:
+    async with served() as server:
+        session = await server.create(delivery="live")
+        async with controller(server, session) as peer:
+            await peer.greet()
+            await peer.frame()
+            await peer.say("pause")
+            await server.until_state(session["id"], "paused")
+        await server.until_state(session["id"], "detached")
+        left_at = server.engine.sessions[session["id"]].generated_through
+        async with controller(server, session) as peer:
+            await peer.greet()
+            await server.until_state(session["id"], "paused")
+            server.timers.advance(1)
+            await server.http.get("/healthz")
+            assert server.engine.sessions[session["id"]].generated_through == left_at

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 from aiortc import (
     RTCBundlePolicy,
     RTCConfiguration,
@@ -32,8 +33,11 @@ from ithaka.server.transports.webrtc.offer import Fragment, Offer
 from ithaka.server.transports.webrtc.track import PacketTrack
 from ithaka.workers.contract import Codec
 
+CLOSE_TIMEOUT_S = 5.0
 _MIMES: tuple[str, ...] = ("video/h264", "video/vp8", "video/rtx")
 """As they are preferred."""
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +141,12 @@ class Link:
             self._lost_listeners.append(listener)
 
     async def close(self) -> None:
-        """Goes on to its end when the caller is cancelled. Idempotent."""
+        """Goes on to its end when the caller is cancelled, and holds nobody up for long. Idempotent."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._connection.close())
-        await asyncio.shield(self._closing)
+        _, late = await asyncio.wait({self._closing}, timeout=CLOSE_TIMEOUT_S)
+        if late:
+            log.error("webrtc.close_hangs")
         self._lose()
 
     def _ice_transports(self) -> set[RTCIceTransport]:
