@@ -165,7 +165,7 @@ class BadNetwork:
     def __init__(self, peer: RtcPeer, *, loss: float, delay_s: float, seed: int) -> None:
         self.is_down = False
         self.num_lost = 0
-        self._loss = loss
+        self.loss = loss
         self._delay_s = delay_s
         self._random = random.Random(seed)
         transports = {id(t.transport.transport): t.transport.transport for t in peer.connection.getReceivers()}
@@ -177,7 +177,7 @@ class BadNetwork:
         loop = asyncio.get_running_loop()
 
         def received(data: bytes, component: int) -> None:
-            if self.is_down or self._random.random() < self._loss:
+            if self.is_down or self._random.random() < self.loss:
                 self.num_lost += 1
             elif self._delay_s:
                 loop.call_later(self._delay_s, deliver, data, component)
