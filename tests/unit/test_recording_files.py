@@ -157,6 +157,18 @@ def test_a_disk_that_refuses_ends_the_recording_alone(tmp_path: Path) -> None:
     assert rig.ended.is_set()
 
 
+def test_a_full_disk_ends_the_recording_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.library, "video_path", lambda recording_id: Path("/dev/full"))
+    recorder = rig.recorder()
+    for frame in frames(48):
+        recorder.take(frame)
+    recorder.finish()
+    recorder.join()
+    assert rig.ended.is_set()
+    (note,) = rig.library._folder.glob("*.json")
+    assert not json.loads(note.read_text())["is_complete"]
+
+
 @pytest.mark.parametrize("bad", ["", "..", "../x", "0" * 23, "0" * 25, "G" * 24, "0" * 23 + "/", "0" * 24 + "\n"])
 def test_an_id_opens_nothing_else(rig: Rig, bad: str) -> None:
     assert rig.library.find(bad) is None
