@@ -80,11 +80,14 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
     fields: dict[str, Any] = {name: (info.annotation, info) for name, info in ServeConfig.model_fields.items()}
     source = EnvSettingsSource(create_model("ServeReader", __base__=Reader, **fields))
-    source.env_vars = {name.lower(): value for name, value in ours.items()}
-    try:
-        return dict(source())
-    except ValueError as error:
-        raise ConfigError(f"environment: {error}; lists and mappings are given as JSON") from error
+    values: dict[str, Any] = {}
+    for name, value in ours.items():
+        source.env_vars = {name.lower(): value}
+        try:
+            values = _merge(values, source())
+        except ValueError as error:
+            raise ConfigError(f"environment: {name}: lists and mappings are given as JSON, e.g. '[\"…\"]'") from error
+    return values
 
 
 def _merge(low: dict[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FilePath, IPvAnyAddress, SecretStr, field_validator, model_validator
 
 BitsPerSecond = Annotated[int, Field(ge=50_000, le=100_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -24,8 +24,8 @@ class ServerSection(Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65_535)
     """0 takes a free one."""
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
+    tls_certificate: FilePath | None = None
+    tls_key: FilePath | None = None
     allowed_hosts: tuple[str, ...] = ()
     """Names a Host header may carry beside the listening address, e.g. the proxy's public name."""
     allowed_origins: tuple[str, ...] = ()
@@ -46,11 +46,12 @@ class AccessSection(Section):
     """Needed beyond loopback. At least 16 characters each."""
     token_lifetime_s: Seconds = 3600
 
-    @model_validator(mode="after")
-    def _keys_are_long(self) -> Self:
-        if any(len(key.get_secret_value()) < 16 for key in self.api_keys):
+    @field_validator("api_keys")
+    @classmethod
+    def _keys_are_long(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if any(len(key.get_secret_value()) < 16 for key in keys):
             raise ValueError("an API key has at least 16 characters; `openssl rand -hex 24` makes a good one")
-        return self
+        return keys
 
 
 class SessionSection(Section):

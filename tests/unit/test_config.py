@@ -43,7 +43,8 @@ def test_lists_come_from_the_environment_as_json() -> None:
         ("models: [{name: a, family: synthetic}, {name: a, family: synthetic}]", "'a' is used twice"),
         ("models: [{name: a, family: synthetic, ranks: 9}]", "models.0.ranks = 9"),
         ("server: {host: 0.0.0.0}", "needs at least one key"),
-        ("server: {tls_key: /tmp/k}", "give both or none"),
+        ("server: {tls_key: /dev/null}", "server.tls_key = "),
+        ("access: {api_keys: [short-secret]}", "access.api_keys: an API key has"),
         ("access: {api_keys: [short-secret]}", "at least 16 characters"),
         ("- a", "expected a mapping"),
         ("a: [", "not YAML"),
@@ -58,6 +59,12 @@ def test_an_error_names_file_field_value_and_expectation(tmp_path: Path, text: s
     assert "short-secret" not in str(caught.value)
 
 
+def test_tls_takes_both_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "tls.yaml", f"server: {{tls_key: {write(tmp_path / 'key.pem', '')}}}")
+    with pytest.raises(ConfigError, match="server: tls_certificate and tls_key go together"):
+        load_config(path, {}, {})
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: No such file"):
         load_config(tmp_path / "none.yaml", {}, {})
@@ -69,7 +76,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"ITHAKA_SERVR__PORT": "1"}, {}, "ITHAKA_SERVR__PORT: no section 'servr'"),
         ({"ITHAKA_SERVER__PRT": "1"}, {}, "environment: server.prt: no such field"),
         ({"ITHAKA_SERVER__PORT": "x"}, {}, "environment: server.port = 'x'"),
-        ({"ITHAKA_MODELS": "[{"}, {}, "given as JSON"),
+        ({"ITHAKA_MODELS": "[{", "ITHAKA_LOG__LEVEL": "info"}, {}, "environment: ITHAKA_MODELS: lists"),
+        ({"ITHAKA_ACCESS__API_KEYS": "secret"}, {}, "environment: ITHAKA_ACCESS__API_KEYS: lists"),
+        ({"ITHAKA_ACCESS__API_KEYS": '["secret"]'}, {}, "environment: access.api_keys: an API key"),
         ({}, {"server": {"port": -1}}, "command line: server.port = -1"),
     ],
 )
