@@ -42,6 +42,8 @@ EXIT_CANT_START = 2
 EXIT_FORCED = 130
 FORCE_AFTER_S = 1.0
 """A second signal sooner than this is the same key press (a terminal and a supervisor may both send one)."""
+UNSENT_BYTES = 128 * 1024
+"""Of one connection, in the kernel: enough for a fast network between two turns of the loop."""
 HTTP_GRACE_S = 2
 """For connections that are still open when every session is over."""
 
@@ -153,6 +155,8 @@ def bind(config: ServeConfig) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Connections inherit it: one whose peer takes nothing for this long is cut by the kernel, with what it has not sent.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(config.sessions.ack_timeout_s * 1000))
+    # And what was not sent yet waits with us, where a live carrier can still skip it, not in the kernel.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     try:
         listener.bind(address)
         listener.listen(128)

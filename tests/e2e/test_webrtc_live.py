@@ -165,6 +165,29 @@ async def test_a_websocket_that_stood_still_gets_what_is_new(daemon: RunningDaem
         assert look(daemon, session)["dropped_frames"] == 0, "a slow client is no reason to drop before the encoder"
 
 
+async def test_a_viewer_that_stood_still_over_a_websocket_skips_what_it_missed(
+    daemon: RunningDaemon, session: dict[str, Any]
+) -> None:
+    """It acknowledges nothing, so only the socket says that it lags."""
+    address = daemon.url.replace("http", "ws", 1) + session["stream_path"]
+    async with httpx.AsyncClient(base_url=daemon.url, trust_env=False) as http:
+        minted = await http.post(f"/v1/sessions/{session['id']}/token", json={"role": "viewer"}, headers=OPERATOR)
+    protocols = [Subprotocol("ithaka.v1"), Subprotocol(f"ithaka.token.{minted.json()['token']}")]
+    async with played(daemon, session) as peer:
+        await peer.picture()
+        async with websockets.connect(address, subprotocols=protocols, compression=None, proxy=None, max_queue=1) as viewer:
+            began = look(daemon, session)["generated_seq"]
+            await until_generated(daemon, session, began + 2 * STALL_FRAMES)
+            resumed_at = look(daemon, session)["generated_seq"]
+            stale = 0
+            while True:
+                message = await viewer.recv()
+                if isinstance(message, bytes) and read_frame(message).seq >= resumed_at - FPS:
+                    break
+                stale += isinstance(message, bytes)
+            assert stale < STALL_FRAMES, "most of what it missed was never sent"
+
+
 async def test_a_viewer_sees_a_picture_within_half_a_second_of_frames(daemon: RunningDaemon, session: dict[str, Any]) -> None:
     async def exchange(offer: str) -> str:
         path = f"/v1/sessions/{session['id']}"
