@@ -1,6 +1,6 @@
 """Go on with the decoder of a finished model, then measure and show it: ``python -m training.labyrinth.polish --out runs/p``.
 
-With ``--seconds 0`` nothing is trained: the shipped weights are measured and shown as they are.
+With ``--seconds 0`` nothing is trained: the weights are measured and shown as they are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ithaka.workers.families.wan.weights_folder import SHIPPED, load_world_model
 from .clips import ClipMaker
 from .report import write_strips, write_table
 from .run_log import RunLog
+from .starts import make_starts
 from .strip import WALK_COLUMNS
 from .train_autoencoder import train_autoencoder
 
@@ -41,7 +42,10 @@ def main(argv: list[str] | None = None) -> None:
             decoder_only=True,
             log=log,
         )
-        save_world_model(options.out / "weights", world)
+    if options.starts > 0:
+        starts = make_starts(world.autoencoder, ClipMaker(options.seed + 1, device), options.starts)
+        world = replace(world, starts=starts)
+    save_world_model(options.out / "weights", world)
     clips = partial(ClipMaker, device=device)
     columns = tuple(options.columns)
     if options.mazes > 0:
@@ -58,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--pictures", type=int, default=256, help="pictures per step")
+    parser.add_argument("--starts", type=int, default=0, help="new beginnings for each look; 0 keeps the old ones")
     parser.add_argument("--mazes", type=int, default=64, help="held-out mazes of the table; 0 leaves it out")
     parser.add_argument("--strips", action="store_true", help="draw the film strips")
     parser.add_argument("--columns", type=int, nargs="+", default=list(WALK_COLUMNS), help="frames of the long walk")
