@@ -16,7 +16,14 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
     status_code=202,
     summary="Send a control",
     responses=error_answers(
-        *ALWAYS, *BODY, "control_not_taken", "control_stale", "session_unknown", "session_ended", "session_not_started"
+        *ALWAYS,
+        *BODY,
+        "control_not_taken",
+        "invalid_control",
+        "control_stale",
+        "session_unknown",
+        "session_ended",
+        "session_not_started",
     ),
 )
 async def control(session: ControlledSession, body: ControlRequest) -> ControlTaken:

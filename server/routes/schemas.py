@@ -95,6 +95,10 @@ class SessionView(Schema):
     decoded_seq: int
     delivered: bool | None
     reason: str
+    message: str
+    """Why it ended, for a human; empty while it lives."""
+    retryable: bool
+    """The same request may succeed soon."""
 
 
 class CreatedView(SessionView):
@@ -185,6 +189,8 @@ def _session_fields(session: Session, registry: SessionRegistry) -> dict[str, An
         "decoded_seq": flow.delivery.decoded_through if flow else 0,
         "delivered": data.delivered,
         "reason": data.reason,
+        "message": session.message,
+        "retryable": data.retryable,
     }
 
 

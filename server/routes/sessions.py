@@ -41,6 +41,7 @@ BODY = ("invalid_json", "body_too_large", "unsupported_media_type")
             *ALWAYS,
             *BODY,
             "control_not_taken",
+            "invalid_session_options",
             "model_unknown",
             "model_unavailable",
             "queue_full",

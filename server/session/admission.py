@@ -77,9 +77,13 @@ class Admission:
         room.waiting[session_id] = None
         return False
 
-    def leave_queue(self, session_id: str) -> None:
+    def leave_queue(self, session_id: str) -> bool:
+        """Whether it was in one: then others have moved up."""
         for room in self._rooms.values():
-            room.waiting.pop(session_id, None)
+            if session_id in room.waiting:
+                del room.waiting[session_id]
+                return True
+        return False
 
     def release(self, session_id: str) -> list[str]:
         """The session's memory is free. Returns the sessions that now have a place."""

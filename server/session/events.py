@@ -121,10 +121,11 @@ class EndRequested:
 
 @dataclass(frozen=True, slots=True)
 class ForceRequested:
-    """Close now, whatever is under way."""
+    """Close now, whatever is under way. ``is_failure``: by a fault of ours."""
 
     reason: str = "forced"
     retryable: bool = False
+    is_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,12 +24,15 @@ from ithaka.server.engine_client import (
 from ithaka.server.errors import ApiError
 from ithaka.server.session.admission import Admission
 from ithaka.server.session.events import State
+from ithaka.server.session.life import FAULT
 from ithaka.server.session.session import Session
 from ithaka.server.session.spec import Pacing, SessionSpec, Surroundings
 from ithaka.workers.contract import Delivery, Pixels
 
 MAX_REMEMBERED = 256
 """Ended sessions that can still be asked about; they hold no frames."""
+_REFUSALS = {"invalid_session_options": "body.options", FAULT: ""}
+"""Why a session may end while it is created → the field to blame."""
 
 log = structlog.get_logger()
 
@@ -57,6 +61,8 @@ class SessionRegistry:
         self._admission = Admission(surroundings.settings.max_queued)
         self._sessions: dict[str, Session] = {}
         self._over: dict[str, None] = {}
+        self._admitted: deque[str] = deque()
+        self._is_admitting = False
         self._is_stopping = False
         self._all_over = asyncio.Event()
         self._all_over.set()
@@ -146,7 +152,16 @@ class SessionRegistry:
         session.open()
         if has_place:
             self._admit([session_id])
+            self._refuse_what_never_began(session)
         return session
+
+    def _refuse_what_never_began(self, session: Session) -> None:
+        """Its request was at fault, or we are: nobody has to ask for it later. Raises ApiError."""
+        if session.is_over and session.data.reason in _REFUSALS:
+            del self._over[session.session_id]
+            del self._sessions[session.session_id]
+            self._surroundings.metrics.refused.labels(session.data.reason).inc()
+            raise ApiError(session.data.reason, session.message, field=_REFUSALS[session.data.reason])
 
     def stop_admitting(self) -> None:
         self._is_stopping = True
@@ -172,7 +187,7 @@ class SessionRegistry:
             log.exception("engine_event.failed", event_type=type(event).__name__)
             session = self._sessions.get(_session_id(event))
             if session is not None:
-                session.force("internal")
+                session.force(FAULT)
 
     def _dispatch(self, event: EngineEvent) -> None:
         match event:
@@ -203,13 +218,31 @@ class SessionRegistry:
         self._admit(admitted)
 
     def _admit(self, session_ids: list[str]) -> None:
-        for session_id in session_ids:
-            session = self._sessions[session_id]
+        """One after another, never one within another: a start that is refused frees the next one's place at once."""
+        self._admitted.extend(session_ids)
+        if self._is_admitting or not self._admitted:
+            return
+        self._is_admitting = True
+        try:
+            while self._admitted:
+                self._admit_one(self._admitted.popleft())
+        finally:
+            self._is_admitting = False
+        self._tell_waiting()
+
+    def _admit_one(self, session_id: str) -> None:
+        session = self._sessions.get(session_id)
+        if session is None or session.is_over:
+            self.place_freed(session_id)
+            return
+        try:
             description = self._admission.status(session.spec.model).description
             assert description is not None, "a ready model is described"
             session.admit(description)
-        if session_ids:
-            self._tell_waiting()
+        except Exception:
+            log.exception("session.admission_failed", session=session_id)
+            session.force(FAULT)
+            self.place_freed(session_id)
 
     def _tell_waiting(self) -> None:
         """Positions have changed."""
@@ -221,7 +254,7 @@ class SessionRegistry:
     # -- what sessions tell --------------------------------------------------------------------------------------------
 
     def session_closed(self, session_id: str) -> None:
-        self._admission.leave_queue(session_id)
+        has_waited = self._admission.leave_queue(session_id)
         self._over[session_id] = None
         while len(self._over) > MAX_REMEMBERED:
             oldest = next(iter(self._over))
@@ -229,6 +262,8 @@ class SessionRegistry:
             del self._sessions[oldest]
         if len(self._over) == len(self._sessions):
             self._all_over.set()
+        if has_waited:
+            self._tell_waiting()
 
     def place_freed(self, session_id: str) -> None:
         self._admit(self._admission.release(session_id))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import structlog
@@ -12,7 +11,6 @@ from ithaka.server.engine_client import (
     EngineSessionEnded,
     EngineSessionStarted,
     PacketArrived,
-    SessionRequest,
     StepTimed,
 )
 from ithaka.server.errors import CLOSE_VIOLATION, ERROR_CODES, ApiError, ProtocolViolation
@@ -20,13 +18,14 @@ from ithaka.server.session import events
 from ithaka.server.session.ack_watch import AckWatch
 from ithaka.server.session.controls import ControlDesk
 from ithaka.server.session.cursor import Cursor, Vp8Cursor, controller_cursor, viewer_cursor
-from ithaka.server.session.events import Effect, EnginePhase, Event, State, Timeout
+from ithaka.server.session.events import Effect, EnginePhase, State, Timeout
 from ithaka.server.session.flow import FrameFlow
 from ithaka.server.session.greeting import hello_of
+from ithaka.server.session.life import FAULT, Life
 from ithaka.server.session.messages import ControlBody, Eos, ErrorRaised, Hello, Role, StateChanged
 from ithaka.server.session.retention import EncodedFrame
 from ithaka.server.session.spec import Connection, Owner, SessionSpec, Surroundings, duration_s, shape_of
-from ithaka.server.session.state import TERMINAL, SessionData, advance, open_session
+from ithaka.server.session.state import TERMINAL, SessionData
 from ithaka.server.session.timers import NamedTimers
 from ithaka.workers.contract import Codec, ModelDescription
 
@@ -44,8 +43,7 @@ class Session:
         self.created_at_s = created_at_s
         self.description: ModelDescription | None = None
         self.flow: FrameFlow | None = None
-        self.data = SessionData()
-        self.reason_message = ""
+        self._reason_message = ""
         self.step_ms: float | None = None
         self.watchers: set[Callable[[], None]] = set()
         """Called after every change of state; must not raise."""
@@ -60,20 +58,30 @@ class Session:
         self._controller: Connection | None = None
         self._viewers: set[Connection] = set()
         self._codec = ""
-        self._pending: deque[Event] = deque()
         self._ack_watch = AckWatch(
             self._timers,
             self._named_timers,
             duration_s(surroundings.settings, Timeout.ACK),
-            lambda: self._advance(events.TimedOut(Timeout.ACK)),
+            lambda: self._life.advance(events.TimedOut(Timeout.ACK)),
         )
         self._log = log.bind(session=spec.session_id, model=spec.model)
+        self._life = Life(self._perform, self._log)
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
     @property
     def session_id(self) -> str:
         return self.spec.session_id
+
+    @property
+    def data(self) -> SessionData:
+        return self._life.data
+
+    @property
+    def message(self) -> str:
+        """Why it ends, for a human; empty while it does not."""
+        known = ERROR_CODES.get(self.data.reason)
+        return self._reason_message or (known.meaning if known is not None else self.data.reason)
 
     @property
     def is_over(self) -> bool:
@@ -106,34 +114,32 @@ class Session:
     # -- life, led by the owner ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        self.data, effects = open_session()
-        for effect in effects:
-            self._perform(effect)
+        self._life.begin()
 
     def admit(self, description: ModelDescription) -> None:
         """The session has a place in a model that is ready."""
         self.description = description
         self._desk = ControlDesk(self.session_id, description)
         self.flow = FrameFlow(self.spec.stream, shape_of(self.spec, description, self._surroundings.settings))
-        self._advance(events.Admitted())
+        self._life.advance(events.Admitted())
 
     def fail_admission(self, code: str, message: str) -> None:
-        self.reason_message = message
-        self._advance(events.AdmissionFailed(code))
+        self._reason_message = message
+        self._life.advance(events.AdmissionFailed(code))
 
     def end(self, reason: str) -> None:
         """Drain, then close. ``reason`` is a code of ``ERROR_CODES``."""
-        self._advance(events.EndRequested(reason, ERROR_CODES[reason].retryable))
+        self._life.advance(events.EndRequested(reason, ERROR_CODES[reason].retryable))
 
     def force(self, reason: str) -> None:
         """Close now."""
-        self._advance(events.ForceRequested(reason, ERROR_CODES[reason].retryable))
+        self._life.advance(events.ForceRequested(reason, ERROR_CODES[reason].retryable, is_failure=reason == FAULT))
 
     # -- the engine's events -------------------------------------------------------------------------------------------
 
     def engine_started(self, event: EngineSessionStarted) -> None:
         self._codec = event.codec
-        self._advance(events.EngineStarted())
+        self._life.advance(events.EngineStarted())
         for viewer in () if self.is_over else tuple(self._viewers):
             viewer.greet()
 
@@ -146,8 +152,8 @@ class Session:
             self._log.error("session.frames_missing", last_seq=event.last_seq, arrived=delivery.generated_through)
         is_failure = event.code not in _ORDERLY
         if is_failure:
-            self.reason_message = event.message
-        self._advance(events.EngineEnded(event.code, is_failure, event.retryable))
+            self._reason_message = event.message
+        self._life.advance(events.EngineEnded(event.code, is_failure, event.retryable))
 
     def packet_arrived(self, packet: PacketArrived) -> None:
         if self.is_over:
@@ -189,7 +195,7 @@ class Session:
         if self._controller is not None:
             raise ProtocolViolation("controller_connected", "another controller is connected to this session")
         self._controller = peer
-        self._advance(events.ControllerAttached())
+        self._life.advance(events.ControllerAttached())
 
     def lose(self, peer: Connection) -> None:
         """The connection is gone; without effect for one that the session let go itself."""
@@ -199,7 +205,7 @@ class Session:
             self._ack_watch.forget()
             if self.flow is not None:
                 self.flow.controller_lost(self._timers.now_s())
-            self._advance(events.ControllerLost())
+            self._life.advance(events.ControllerLost())
 
     def viewer_cursor(self) -> Cursor:
         """For a viewer that was greeted."""
@@ -210,7 +216,7 @@ class Session:
         flow = self._flowing()
         start_seq = flow.resume(stream, next_seq)
         self._desk_of_model().begin_connection()
-        self._advance(events.ControllerResumed())
+        self._life.advance(events.ControllerResumed())
         flow.controller_resumed(self._timers.now_s(), is_paused=self.data.paused or self.is_draining)
         self._pump()
         return controller_cursor(flow, start_seq, next_seq, self.key_frame_wanted, acknowledges=acknowledges)
@@ -268,41 +274,30 @@ class Session:
         if self.data.state in (State.QUEUED, State.ADMITTED):
             raise ApiError("session_not_started", f"the session is {self.data.state}; wait until it is connecting")
         control = self._desk_of_model().take(body, control_id)
-        self._engine.apply_control(control)
+        try:
+            self._engine.apply_control(control)
+        except EngineError as error:
+            raise ApiError(error.code, str(error), field="body") from None
         return control.control_id
 
     def pause(self) -> None:
-        self._advance(events.PauseRequested())
+        self._life.advance(events.PauseRequested())
 
     def play(self) -> None:
-        self._advance(events.PlayRequested())
+        self._life.advance(events.PlayRequested())
 
     def finish(self, decoded_count: int, last_seq: int) -> None:
         """The client says that it is done."""
         verdict = self._flowing().delivery.finish(decoded_count, last_seq)
-        self._advance(events.FinReceived(verdict))
+        self._life.advance(events.FinReceived(verdict))
 
     # -- what has to be done -------------------------------------------------------------------------------------------
-
-    def _advance(self, event: Event) -> None:
-        """One event after another, even when performing one brings about the next."""
-        self._pending.append(event)
-        if len(self._pending) > 1:
-            return
-        try:
-            while self._pending:
-                self.data, effects = advance(self.data, self._pending[0])
-                for effect in effects:
-                    self._perform(effect)
-                self._pending.popleft()
-        finally:
-            self._pending.clear()
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case events.ArmTimeout(timeout):
                 when_s = self._timers.now_s() + duration_s(self._surroundings.settings, timeout)
-                self._named_timers.arm(timeout, when_s, lambda: self._advance(events.TimedOut(timeout)))
+                self._named_timers.arm(timeout, when_s, lambda: self._life.advance(events.TimedOut(timeout)))
             case events.CancelTimeout(timeout):
                 self._named_timers.cancel(timeout)
             case events.StartEngine():
@@ -332,18 +327,23 @@ class Session:
                 self._close(close_code)
 
     def _start_engine(self) -> None:
-        spec = self.spec
+        """The place is free again unless the engine took the session, whatever kept it from doing so."""
         try:
-            self._engine.start_session(
-                SessionRequest(spec.session_id, spec.model, spec.seed, spec.prompt, spec.pixels, spec.options, spec.delivery)
-            )
+            self._engine.start_session(self.spec.request())
+            return
         except EngineError as error:
-            self.reason_message = str(error)
-            self._owner.place_freed(self.session_id)
-            self._advance(events.EngineEnded(error.code, is_failure=True, retryable=error.retryable))
+            self._reason_message = str(error)
+            ended = events.EngineEnded(error.code, is_failure=True, retryable=error.retryable)
+        except Exception:
+            self._log.exception("session.start_failed")
+            ended = events.EngineEnded(FAULT, is_failure=True)
+        self._life.advance(ended)
+        self._owner.place_freed(self.session_id)
 
     def _pump(self) -> None:
         """Grant what may be granted, and set the one timer for the pacer's next moment."""
+        if self.is_over:
+            return
         flow = self._flowing()
         through_seq = flow.grant(self._timers.now_s())
         if through_seq is not None:
@@ -373,16 +373,16 @@ class Session:
         self._named_timers.cancel_all()
         if self.flow is not None:
             self.flow.retention.clear()
-        known = ERROR_CODES.get(data.reason)
-        meaning = self.reason_message or (known.meaning if known is not None else data.reason)
-        error = ErrorRaised(code=data.reason, message=meaning, retryable=data.retryable)
-        for peer in self._peers():
-            peer.finish(self.state_message(), error, close_code, is_fault=close_code == CLOSE_VIOLATION)
-        self._controller = None
-        self._viewers.clear()
+        self._log.info("session.closed", reason=data.reason, delivered=data.delivered, message=self._reason_message)
         self._surroundings.metrics.ended.labels(data.reason, str(data.delivered).lower()).inc()
-        self._log.info("session.closed", reason=data.reason, delivered=data.delivered, message=self.reason_message)
-        self._owner.session_closed(self.session_id)
+        error = ErrorRaised(code=data.reason, message=self.message, retryable=data.retryable)
+        try:
+            for peer in self._peers():
+                peer.finish(self.state_message(), error, close_code, is_fault=close_code == CLOSE_VIOLATION)
+        finally:
+            self._controller = None
+            self._viewers.clear()
+            self._owner.session_closed(self.session_id)
 
     def _peers(self) -> tuple[Connection, ...]:
         return (*(() if self._controller is None else (self._controller,)), *self._viewers)

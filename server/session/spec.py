@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ithaka.configs.schema import SessionSection
-from ithaka.server.engine_client import Engine
+from ithaka.server.engine_client import Engine, SessionRequest
 from ithaka.server.errors import ProtocolViolation
 from ithaka.server.metrics import Metrics
 from ithaka.server.session.events import Timeout
@@ -33,6 +33,12 @@ class SessionSpec:
     max_frames: int | None = None
     delivery: Delivery = "lossless"
     options: dict[str, Any] = field(default_factory=dict)
+
+    def request(self) -> SessionRequest:
+        """As the engine takes it."""
+        return SessionRequest(
+            self.session_id, self.model, self.seed, self.prompt, self.pixels, options=self.options, delivery=self.delivery
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ def _end_by_draining(data: SessionData, event: Event) -> Step:
 
 def _force(data: SessionData, event: Event) -> Step:
     assert isinstance(event, ForceRequested)
-    return _close(data, event.reason, retryable=event.retryable)
+    return _close(data, event.reason, retryable=event.retryable, failed=event.is_failure)
 
 
 def _fin_while_live(data: SessionData, event: Event) -> Step:

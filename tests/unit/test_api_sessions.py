@@ -48,6 +48,8 @@ async def test_create_answers_the_whole_session() -> None:
             "dropped_frames": 0,
             "delivered": None,
             "reason": "",
+            "message": "",
+            "retryable": False,
         }
         request = server.engine.sessions[session["id"]].request
         assert (request.seed, request.prompt, request.pixels, request.options) == (3, "fog", "lossy", {})

@@ -269,7 +269,7 @@ def test_a_packet_out_of_order_ends_its_session_alone() -> None:
     frame = session.flow.retention.get(1)
     assert frame is not None
     engine.emit(PacketArrived(frame.header, frame.payload))
-    assert (session.data.state, session.data.reason) == (State.CLOSED, "internal")
+    assert (session.data.state, session.data.reason) == (State.FAILED, "internal")
     assert other.data.state is State.CONNECTING
 
 
