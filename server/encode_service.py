@@ -148,10 +148,12 @@ class EncodeService:
 
     async def on_down(self, failure: ChildFailure) -> None:
         self._child = None
-        self._take_packets()
-        self.close()
         self.message = f"the encode process {failure.message}"
-        self._on_change(failure)
+        try:
+            self._take_packets()
+        finally:
+            self.close()
+            self._on_change(failure)
 
     def on_failed_start(self, failure: ChildFailure, *, gave_up: bool) -> None:
         self.message = f"the encode process {failure.message}"

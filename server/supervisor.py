@@ -176,8 +176,10 @@ class LocalEngine:
         group.attach(self._encode)
 
     async def _on_group_down(self, group: ModelGroup, failure: ChildFailure) -> None:
-        await group.drain(self._encode, _DRAIN_TIMEOUT_S)
-        self._sessions.on_group_lost(group, failure)
+        try:
+            await group.drain(self._encode, _DRAIN_TIMEOUT_S)
+        finally:
+            self._sessions.on_group_lost(group, failure)
 
     def _on_group_change(self, _group: ModelGroup) -> None:
         self._report_models()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Protocol
 
 import structlog
@@ -12,7 +13,7 @@ from ithaka.configs.schema import SupervisorSection
 from ithaka.server.backoff import Backoff
 from ithaka.server.child_group import ChildFailedError, ChildGroup
 from ithaka.server.child_process import ChildFailure, ChildProcess, ChildSpec
-from ithaka.workers.contract import Report
+from ithaka.workers.contract import MODEL_LOAD_FAILED, Report
 
 _REAP_TIMEOUT_S = 1.0
 
@@ -76,6 +77,7 @@ class Upkeep:
             _log.error("upkeep.failed", group=self._tenant.name, exc_info=error)
 
     async def _run(self) -> None:
+        was_up = False
         backoff = Backoff(self._limits.restart_backoff_s, self._limits.restart_backoff_max_s, self._limits.max_failed_starts)
         while True:
             try:
@@ -83,37 +85,56 @@ class Upkeep:
             except ChildFailedError as error:
                 backoff = backoff.failed()
                 _log.warning("group.start_failed", group=self._tenant.name, reason=str(error), starts=backoff.num_failures)
-                self._tenant.on_failed_start(error.failure, gave_up=backoff.is_spent)
-                if backoff.is_spent:
+                # What is wrong with the settings or the weights stays so; unless they were good once.
+                gave_up = backoff.is_spent or (error.failure.code == MODEL_LOAD_FAILED and not was_up)
+                with self._guarded("on_failed_start"):
+                    self._tenant.on_failed_start(error.failure, gave_up=gave_up)
+                if gave_up:
                     return
             else:
-                backoff = backoff.succeeded()
+                was_up, backoff = True, backoff.succeeded()
                 await self._serve(reports)
             await asyncio.sleep(backoff.delay_s)
 
     async def _start(self) -> tuple[Report, ...]:
         try:
             specs = self._tenant.specs()
-        except OSError as error:
-            raise ChildFailedError(ChildFailure(self._tenant.name, "not_spawned", f"can't be started: {error}")) from error
-        self._group = ChildGroup(specs, self._limits, self._tenant.on_report)
-        try:
+            self._group = ChildGroup(specs, self._limits, self._tenant.on_report)
             return await self._group.start()
-        except ChildFailedError:
-            await self._group.reap()
-            raise
+        except Exception as error:
+            if self._group is not None:
+                await self._group.reap()
+            if isinstance(error, ChildFailedError):
+                raise
+            self._log_fault(error, "start")
+            raise ChildFailedError(ChildFailure(self._tenant.name, "not_spawned", f"can't be started: {error}")) from error
 
     async def _serve(self, reports: tuple[Report, ...]) -> None:
         assert self._group is not None
         try:
             self._tenant.on_up(self._group.children, reports)
             failure = await self._group.lost()
-        except OSError as error:  # No descriptor or no memory was left for it.
+        except Exception as error:
+            self._log_fault(error, "on_up")
             failure = ChildFailure(self._tenant.name, "not_attached", f"can't be used: {error}")
         # A process that has a device's memory to free takes its time to die; sessions don't wait for that.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_TIMEOUT_S):
                 await self._group.reap()
         _log.warning("group.lost", group=self._tenant.name, child=failure.child, reason=failure.message)
-        await self._tenant.on_down(failure)
+        with self._guarded("on_down"):
+            await self._tenant.on_down(failure)
         await self._group.reap()
+
+    @contextlib.contextmanager
+    def _guarded(self, call: str) -> Iterator[None]:
+        """A fault of the tenant keeps nobody from the next start."""
+        try:
+            yield
+        except Exception as error:
+            self._log_fault(error, call)
+
+    def _log_fault(self, error: Exception, call: str) -> None:
+        """An OSError is no fault: no descriptor or no memory was left."""
+        if not isinstance(error, OSError):
+            _log.error("upkeep.fault", group=self._tenant.name, call=call, exc_info=error)

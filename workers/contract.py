@@ -12,6 +12,9 @@ from typing import Any, Literal
 WORKER_ENTRY = "ithaka.workers.main"
 ENCODE_ENTRY = "ithaka.workers.encode"
 
+MODEL_LOAD_FAILED = "model_load_failed"
+"""Of WorkerFailed: settings or weights are wrong, and stay so at the next start."""
+
 Pixels = Literal["lossy", "exact"]
 """H.264 at constant rate factor 20 (4:2:0, close to the source) or at qp 0 (the I420 samples bit for bit)."""
 

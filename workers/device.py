@@ -21,6 +21,7 @@ def pick_device(setting: str, rank: int, num_ranks: int) -> torch.device:
     if first + num_ranks > num_devices:
         raise FamilyLoadError(
             f"device {setting!r} with {num_ranks} ranks needs {first + num_ranks} CUDA devices, there are {num_devices}; "
-            "lower ranks, or set device to auto or cpu"
+            "lower ranks, or set device to auto or cpu",
+            field="device",
         )
     return torch.device("cuda", first + rank)

@@ -29,7 +29,7 @@ def serve_rank(control: ChildSocket, configure: ConfigureRank, fds: list[int], n
     """Exit status 0 after Shutdown (StopRank on a follower), 1 after a failure, which is reported."""
     torch.set_num_threads(num_threads)
     pulse = Pulse(control, configure.heartbeat_interval_s)
-    code = FamilyLoadError.code
+    code = "start_failed"
     try:
         # Imported before the ranks meet: from then on they wait for each other for seconds only.
         load = resolve(configure.family)
@@ -57,7 +57,7 @@ def serve_rank(control: ChildSocket, configure: ConfigureRank, fds: list[int], n
         # The group falls with this rank, so nothing is left to close in order; the process's end frees it all.
         _log.error("rank.failed", exc_info=True)
         with contextlib.suppress(OSError):
-            control.send(_failed(configure.rank, error, code))
+            control.send(_failed(configure, error, code))
         return 1
     finally:
         pulse.stop()
@@ -102,9 +102,12 @@ def _described(spec: FamilySpec) -> ModelDescription:
     )
 
 
-def _failed(rank: int, error: Exception, code: str) -> WorkerFailed:
+def _failed(configure: ConfigureRank, error: Exception, code: str) -> WorkerFailed:
     """``code`` is for an error that brings none of its own."""
+    rank = configure.rank
     if isinstance(error, FamilyError | UlyssesError | GroupBrokenError):
         code = str(error.code)
     culprit = error.rank if isinstance(error, UlyssesPeerError | GroupBrokenError) else rank
-    return WorkerFailed(rank, code, f"{type(error).__name__}: {error}", culprit)
+    field = error.field if isinstance(error, FamilyLoadError) else ""
+    subject = f"models.{configure.model}.{field}" if field else type(error).__name__
+    return WorkerFailed(rank, code, f"{subject}: {error}", culprit)

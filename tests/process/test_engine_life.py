@@ -82,12 +82,14 @@ async def test_a_step_that_outlasts_the_deadline_is_cut_off() -> None:
     assert children() == []
 
 
-async def test_a_model_that_fails_at_each_start_is_given_up() -> None:
-    async with EngineRun(synthetic("broken", fail_load=True), synthetic("typo", widht=1), synthetic("sound")) as run:
+async def test_a_model_that_can_never_load_is_given_up_at_once() -> None:
+    limits = LIMITS.model_copy(update={"restart_backoff_s": 600})  # A second start would come too late.
+    models = (synthetic("broken", fail_load=True), synthetic("typo", widht=1), synthetic("sound"))
+    async with EngineRun(*models, limits=limits) as run:
         await run.until(lambda: run.status("broken").state is ModelState.FAILED)
         await run.until(lambda: run.status("typo").state is ModelState.FAILED)
-        assert "fail_load" in run.status("broken").message
-        assert "widht" in run.status("typo").message
+        assert "models.broken.options.fail_load: " in run.status("broken").message
+        assert "models.typo.options.widht: " in run.status("typo").message
         with pytest.raises(EngineError, match="fail_load") as refused:
             run.begin("x", "broken")
         assert (refused.value.code, refused.value.retryable) == ("model_not_ready", False)

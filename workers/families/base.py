@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ithaka.workers.contract import MODEL_LOAD_FAILED
+
 if TYPE_CHECKING:
     import torch
 
@@ -121,9 +123,16 @@ class FamilyError(Exception):
 
 
 class FamilyLoadError(FamilyError):
-    """Weights missing or corrupt, or a number of ranks that the model can't be split over."""
+    """Weights missing or corrupt, or a number of ranks that the model can't be split over: another start won't help.
 
-    code = "model_load_failed"
+    ``field``: what is to blame in the model's section of the configuration, e.g. ``options.steps``.
+    """
+
+    code = MODEL_LOAD_FAILED
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class FamilyInputError(FamilyError):

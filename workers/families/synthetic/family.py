@@ -119,7 +119,7 @@ def load(
     """See ``families.base.FamilyLoader``. ``device`` plays no part: frames are drawn on the CPU."""
     parsed = ModelOptions.parse(options)
     if parsed.fail_load:
-        raise FamilyLoadError("loading failed, as the option fail_load asks")
+        raise FamilyLoadError("loading failed, as the option fail_load asks", field="options.fail_load")
     spec = FamilySpec(
         model=model,
         family="synthetic",

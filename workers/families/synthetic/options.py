@@ -38,7 +38,8 @@ class ModelOptions(BaseModel):
         try:
             return cls.model_validate(options)
         except ValidationError as error:
-            raise FamilyLoadError(f"options of the synthetic model: {_first(error)}") from error
+            field = ".".join(("options", *(str(part) for part in error.errors()[0]["loc"])))
+            raise FamilyLoadError(f"options of the synthetic model: {_first(error)}", field=field) from error
 
     @model_validator(mode="after")
     def _chunk_fits(self) -> Self:

@@ -96,7 +96,9 @@ def load(
     world = load_world_model(folder)
     if steps is not None and steps not in world.sampling.levels:
         known = ", ".join(str(number) for number in sorted(world.sampling.levels))
-        raise FamilyLoadError(f"the model samples in {known} steps, not {steps}. Change the option `steps`.")
+        raise FamilyLoadError(
+            f"the model samples in {known} steps, not {steps}. Change the option `steps`.", field="options.steps"
+        )
     _place(world, device, dtype)
     share = share_of(
         rank,
@@ -138,17 +140,20 @@ def load(
 def _read_options(options: dict[str, Any], device: torch.device) -> tuple[Path, int | None, torch.dtype]:
     unknown = set(options) - {"weights", "steps", "dtype"}
     if unknown:
-        raise FamilyLoadError(f"unknown model options: {', '.join(sorted(unknown))}. The model takes weights, steps and dtype.")
+        raise FamilyLoadError(
+            f"unknown model options: {', '.join(sorted(unknown))}. The model takes weights, steps and dtype.",
+            field=f"options.{min(unknown)}",
+        )
     steps = options.get("steps")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
-        raise FamilyLoadError(f"the option `steps` must be a whole number, not {steps!r}")
+        raise FamilyLoadError(f"the option `steps` must be a whole number, not {steps!r}", field="options.steps")
     name = options.get("dtype", "auto")
     dtypes = {"auto": _fast_dtype(device), "float32": torch.float32, "bfloat16": torch.bfloat16}
     if name not in dtypes:
-        raise FamilyLoadError(f"the option `dtype` must be one of {', '.join(dtypes)}, not {name!r}")
+        raise FamilyLoadError(f"the option `dtype` must be one of {', '.join(dtypes)}, not {name!r}", field="options.dtype")
     weights = options.get("weights", SHIPPED)
     if not isinstance(weights, (str, Path)):
-        raise FamilyLoadError(f"the option `weights` must be a folder, not {weights!r}")
+        raise FamilyLoadError(f"the option `weights` must be a folder, not {weights!r}", field="options.weights")
     return Path(weights), steps, dtypes[name]
 
 

@@ -25,7 +25,8 @@ def share_of(rank: int, num_ranks: int, *, num_tokens: int, num_heads: int, exch
     if num_ranks > num_heads:
         raise FamilyLoadError(
             f"the model has {num_heads} attention heads, so it can be split over at most {num_heads} ranks, "
-            f"not {num_ranks}. Set ranks to 1, 2 or 4."
+            f"not {num_ranks}. Set ranks to 1, 2 or 4.",
+            field="ranks",
         )
     if exchange is None:
         raise FamilyLoadError(f"{num_ranks} ranks were asked for without a communicator between them")
