@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -14,10 +14,12 @@ from starlette.responses import JSONResponse
 from ithaka.server.errors import ApiError
 from ithaka.server.routes import controls, events, health, metrics, models, recordings, sessions, stream, webrtc, whep
 from ithaka.server.routes.guards import RequestGuard, SecurityHeaders, error_response
+from ithaka.server.routes.methods import KnownMethods
 from ithaka.server.routes.page import PAGE_FOLDER, page_app
+from ithaka.server.routes.query import only_known_query
 from ithaka.server.routes.services import Services
 
-_CODES_OF_STATUS = {400: "invalid_json", 404: "path_unknown", 405: "method_not_allowed"}
+_CODES_OF_STATUS = {404: "path_unknown", 405: "method_not_allowed"}
 
 log = structlog.get_logger()
 
@@ -29,16 +31,22 @@ def create_app(services: Services, *, page_folder: Path = PAGE_FOLDER) -> FastAP
         description="Sessions of interactive video and world models. Frames come over the WebSocket of `stream_path`.",
         docs_url=None,
         redoc_url=None,
+        dependencies=[Depends(only_known_query)],
     )
     app.state.services = services
-    for module in (sessions, controls, events, models, health, metrics, stream, webrtc, whep, recordings):
-        app.include_router(module.router)
+    routers = [
+        module.router for module in (sessions, controls, events, models, health, metrics, stream, webrtc, whep, recordings)
+    ]
+    for router in routers:
+        app.include_router(router)
     app.mount("/", page_app(page_folder))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _fault)
     server = services.config.server
+    routes = [route for router in (app.router, *routers) for route in router.routes]
+    app.add_middleware(KnownMethods, routes=routes)
     app.add_middleware(RequestGuard, guard=services.access.guard, max_body_bytes=server.max_body_bytes)
     if server.allowed_origins:
         app.add_middleware(
@@ -64,11 +72,15 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     if first["type"] == "json_invalid":
         return error_response(ApiError("invalid_json", "the body is not JSON", field="body"))
     path = ".".join(str(part) for part in first["loc"])
-    return error_response(ApiError("invalid_request", f"{path}: {first['msg']}", field=path))
+    is_bodiless = (path, first["type"]) == ("body", "missing")
+    fault = "there is none; send a JSON object" if is_bodiless else first["msg"].removeprefix("Value error, ")
+    return error_response(ApiError("invalid_request", f"{path}: {fault}", field=path))
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if error.status_code == 400:  # FastAPI's word for bytes that are no text.
+        return error_response(ApiError("invalid_json", "the body is not JSON in UTF-8", field="body"))
     code = _CODES_OF_STATUS.get(error.status_code, "internal")
     message = f"{request.method} {request.url.path}: {error.detail}"
     return error_response(ApiError(code, message, headers=dict(error.headers or {})))

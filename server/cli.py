@@ -57,7 +57,7 @@ def generate(
     config: ConfigOption = None,
     model: ModelOption = None,
     frames: Annotated[int, typer.Option("--frames", "-n", min=1, max=1_000_000, help="Length of the clip.")] = 120,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed and script give the same clip.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**53 - 1, help="The same seed and script give the same clip.")] = 0,
     prompt: Annotated[
         str, typer.Option("--prompt", "-p", help="What the world looks like, where the model takes a prompt.")
     ] = "",

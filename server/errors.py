@@ -51,6 +51,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "invalid_json": ErrorCode("The body is not JSON.", status=400),
     "invalid_request": ErrorCode("A field is missing, unknown or out of range; `field` names it.", status=422),
     "control_not_taken": ErrorCode("The model takes no prompt or no pointer.", status=422, close_code=CLOSE_VIOLATION),
+    "control_unknown_key": ErrorCode("The model has no such key; the message names those it has.", status=422),
     "body_too_large": ErrorCode("The body is larger than the server takes.", status=413),
     "unsupported_media_type": ErrorCode("A body has to be application/json.", status=415),
     "path_unknown": ErrorCode("Nothing is served at this path.", status=404),

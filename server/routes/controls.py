@@ -19,6 +19,7 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
         *ALWAYS,
         *BODY,
         "control_not_taken",
+        "control_unknown_key",
         "invalid_control",
         "control_stale",
         "session_unknown",
@@ -28,4 +29,4 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 )
 async def control(session: ControlledSession, body: ControlRequest) -> ControlTaken:
     """Used by the next chunk that is planned; its frames carry the `control_id`."""
-    return ControlTaken(control_id=session.control(body, control_id=body.control_id))
+    return ControlTaken(control_id=session.control(body, control_id=body.control_id, is_strict=True))

@@ -7,6 +7,7 @@ import email.message
 from collections.abc import AsyncGenerator
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -86,10 +87,12 @@ class RequestGuard:
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
+        except ClientDisconnect:
+            return  # Half a body is no request.
         await self._app(scope, _replay(body, receive), send)
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body. Raises ApiError."""
+        """The whole body. Raises ApiError and ClientDisconnect."""
         if not _has_body(headers):
             return b""
         body = bytearray()
@@ -111,6 +114,8 @@ async def _pieces(receive: Receive, bound_bytes: int) -> AsyncGenerator[bytes, N
     num_bytes = 0
     while num_bytes <= bound_bytes:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
         piece = message.get("body", b"")
         num_bytes += len(piece)
         yield piece

@@ -55,6 +55,12 @@ class ControlRequest(ControlBody):
 
     control_id: FrameSeq | None = None
 
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.model_fields_set - {"control_id"}:
+            raise ValueError(f"it says nothing; give at least one of {', '.join(ControlBody.model_fields)}")
+        return self
+
 
 class ControlTaken(Schema):
     control_id: int

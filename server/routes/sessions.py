@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from ithaka.server.errors import ApiError
 from ithaka.server.routes.schemas import (
     CreateBody,
     CreatedView,
@@ -100,10 +101,12 @@ async def end(session: ControlledSession, registry: Registry, response: Response
     "/{session_id}/token",
     status_code=201,
     summary="Get a fresh token",
-    responses=error_answers(*ALWAYS, *BODY, "session_unknown"),
+    responses=error_answers(*ALWAYS, *BODY, "session_unknown", "session_ended"),
 )
 async def token(session_id: str, body: TokenBody, request: Request, registry: Registry, _: Operator) -> TokenView:
     """For the controller, or for a viewer that only watches."""
     session = registry.get(session_id)
+    if session.is_over:
+        raise ApiError("session_ended", f"the session is over: {session.message}")
     text, expires_s = services_of(request).access.tokens.mint(session.session_id, body.role)
     return TokenView(role=body.role, token=text, token_expires_at=date_of(expires_s))

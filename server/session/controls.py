@@ -20,12 +20,14 @@ class ControlDesk:
         """A new connection counts its ids from 1 again: its client may be a new one."""
         self._last_id = 0
 
-    def take(self, body: ControlBody, control_id: int | None) -> ApplyControl:
-        """``control_id`` None takes the next one. Keys that the model does not know are left out.
+    def take(self, body: ControlBody, control_id: int | None, *, is_strict: bool = False) -> ApplyControl:
+        """``control_id`` None takes the next one. Keys that the model does not know are left out, unless ``is_strict``.
 
-        Raises ApiError ``control_stale`` or ``control_not_taken``.
+        Raises ApiError ``control_stale``, ``control_not_taken`` or, where ``is_strict``, ``control_unknown_key``.
         """
         known = self._description
+        if is_strict:
+            self._require_known_keys(body)
         if body.prompt is not None and not known.takes_prompt:
             raise ApiError("control_not_taken", f"model {known.model!r} takes no prompt", field="body.prompt")
         if (body.pointer_dx or body.pointer_dy) and not known.takes_pointer:
@@ -47,3 +49,11 @@ class ControlDesk:
             return None
         released, self._held = tuple(sorted(self._held)), set()
         return ApplyControl(self._session_id, self._last_id, released=released)
+
+    def _require_known_keys(self, body: ControlBody) -> None:
+        for field, keys in (("pressed", body.pressed), ("released", body.released)):
+            unknown = [key for key in keys if key not in self._description.controls]
+            if unknown:
+                known = ", ".join(self._description.controls) or "none"
+                message = f"model {self._description.model!r} has no key {unknown[0]!r}; its keys are: {known}"
+                raise ApiError("control_unknown_key", message, field=f"body.{field}")

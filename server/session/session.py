@@ -267,13 +267,13 @@ class Session:
         """To the controller."""
         self._flowing().delivery.eos_sent()
 
-    def control(self, body: ControlBody, *, control_id: int | None) -> int:
-        """Pass on what the user did. Returns the control's id. Raises ApiError."""
+    def control(self, body: ControlBody, *, control_id: int | None, is_strict: bool = False) -> int:
+        """Pass on what the user did. Returns the control's id. ``is_strict`` refuses unknown keys. Raises ApiError."""
         if self.is_over or self.is_draining:
             raise ApiError("session_ended", f"the session is {self.data.state} and takes no more controls")
         if self.data.state in (State.QUEUED, State.ADMITTED):
             raise ApiError("session_not_started", f"the session is {self.data.state}; wait until it is connecting")
-        control = self._desk_of_model().take(body, control_id)
+        control = self._desk_of_model().take(body, control_id, is_strict=is_strict)
         try:
             self._engine.apply_control(control)
         except EngineError as error:
