@@ -6,11 +6,13 @@ import contextlib
 import re
 
 import pytest
+from aiortc.rtcrtpparameters import RTCRtpHeaderExtensionParameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.server.errors import ApiError
 from ithaka.server.transports.webrtc.offer import MAX_CANDIDATES, read_fragment, read_offer
+from ithaka.server.transports.webrtc.playout_delay import MID_URI, URI, with_playout_delay
 
 OFFER = """\
 v=0
@@ -148,3 +150,18 @@ def test_a_fragment_without_a_good_candidate_is_refused(text: str) -> None:
 def test_a_fragment_with_too_many_candidates_is_refused() -> None:
     with pytest.raises(ApiError):
         read_fragment("a=candidate:1 1 udp 1 192.0.2.7 1 typ host\n" * (MAX_CANDIDATES + 1))
+
+
+def with_extension(number: int) -> str:
+    return OFFER.replace("a=rtcp-mux\n", f"a=rtcp-mux\na=extmap:{number} {URI}\n")
+
+
+def test_an_offer_says_whether_it_can_be_told_to_show_pictures_at_once() -> None:
+    assert read_offer(OFFER).playout_delay_id is None
+    assert read_offer(with_extension(5)).playout_delay_id == 5
+    assert read_offer(with_extension(15)).playout_delay_id is None, "only ids that fit the short form of header"
+
+
+def test_the_answer_has_the_playout_delay_in_the_place_of_the_media_id() -> None:
+    chosen = [RTCRtpHeaderExtensionParameters(id=1, uri=MID_URI), RTCRtpHeaderExtensionParameters(id=2, uri="urn:other")]
+    assert [(one.id, one.uri) for one in with_playout_delay(chosen, 5)] == [(2, "urn:other"), (5, URI)]

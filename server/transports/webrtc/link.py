@@ -30,6 +30,7 @@ from aiortc.rtp import (
 from ithaka.server.errors import ApiError
 from ithaka.server.transports.base import TransportLost
 from ithaka.server.transports.webrtc.offer import Fragment, Offer
+from ithaka.server.transports.webrtc.playout_delay import send_without_delay, with_playout_delay
 from ithaka.server.transports.webrtc.track import PacketTrack
 from ithaka.workers.contract import Codec
 
@@ -102,8 +103,12 @@ class Link:
         for transceiver in connection.getTransceivers():
             if transceiver.sender.track is None:
                 transceiver.direction = "inactive"
-            elif transceiver._codecs[0].mimeType.lower() == "video/vp8":
+                continue
+            if transceiver._codecs[0].mimeType.lower() == "video/vp8":
                 self.codec = "vp8"
+            if offer.playout_delay_id is not None:
+                transceiver._headerExtensions = with_playout_delay(transceiver._headerExtensions, offer.playout_delay_id)
+                send_without_delay(transceiver.sender)
         for transport in self._ice_transports():
             self._choose_addresses(transport)
         try:
@@ -214,7 +219,3 @@ class Link:
         listeners, self._lost_listeners = self._lost_listeners, []
         for listener in listeners:
             listener()
-
-
-def _unanswerable(error: Exception) -> ApiError:
-    return ApiError("sdp_invalid", f"the offer can't be answered: {str(error) or type(error).__name__}", field="sdp")

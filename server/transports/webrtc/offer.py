@@ -8,22 +8,27 @@ from aiortc import RTCIceCandidate
 from aiortc.sdp import SessionDescription, candidate_from_sdp
 
 from ithaka.server.errors import ApiError
+from ithaka.server.transports.webrtc.playout_delay import URI
 
 MAX_CANDIDATES = 64
 """Of one offer or fragment; a machine with many interfaces has fewer."""
 MAX_MEDIA = 8
+MAX_EXTENSION_ID = 14
 END_OF_CANDIDATES = "a=end-of-candidates"
 _CANDIDATE = "candidate:"
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """``sdp`` is what the peer said without the candidates that can't be used; ``ice_username`` names its ICE session."""
+    """``sdp`` is what the peer said without the candidates that can't be used; ``ice_username`` names its ICE session.
+    ``playout_delay_id`` is the RTP header extension's, None where the peer does not know it.
+    """
 
     sdp: str
     has_video: bool
     has_channel: bool
     ice_username: str
+    playout_delay_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,10 @@ def read_offer(sdp: str) -> Offer:
     has_channel = any(section.kind == "application" for section in media)
     if not has_video and not has_channel:
         raise ApiError("sdp_invalid", "the offer receives no video and opens no data channel", field="sdp")
-    return Offer(text, has_video, has_channel, usernames[0])
+    extensions = [extension for section in videos for extension in section.rtp.headerExtensions]
+    # Longer ids would need another form of header, on which the peer would have to agree.
+    delay_ids = (extension.id for extension in extensions if extension.uri == URI and 1 <= extension.id <= MAX_EXTENSION_ID)
+    return Offer(text, has_video, has_channel, usernames[0], next(delay_ids, None))
 
 
 def read_fragment(text: str) -> Fragment:
