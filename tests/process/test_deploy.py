@@ -14,6 +14,12 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+ROOMS = ("server/", "workers/", "comm_ext/", "configs/")
+
+
+def tracked() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [name for name in listed.split("\0") if name and (ROOT / name).exists()]
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +27,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Dockerfile's build steps over a copy of what is tracked, into a folder beside it."""
     folder = tmp_path_factory.mktemp("image")
     source, destination = folder / "src", folder / "ithaka"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
+    for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
@@ -48,19 +53,22 @@ def test_the_wheel_alone_serves_the_model_and_the_page(installed: Path, tmp_path
             assert ready.status_code == 503
             assert httpx.get(f"{url}/v1/models").json()["models"][0]["state"] in ("starting", "ready")
         page = httpx.get(url)
-        assert page.status_code == 200 and "<canvas" in page.text
+        script = re.search(r'src="([^"]+\.js)"', page.text)
+        assert page.status_code == 200 and script, page.text
+        assert httpx.get(f"{url}/{script[1].lstrip('/')}").status_code == 200
         created = httpx.post(f"{url}/v1/sessions", json={"model": "labyrinth"})
         assert created.status_code == 201, created.text
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def test_every_module_of_the_rooms_is_in_the_wheel(installed: Path) -> None:
     (package,) = installed.glob("lib/python*/site-packages/ithaka")
-    for room in ("server", "workers", "comm_ext", "configs"):
-        for module in (ROOT / room).rglob("*.py"):
-            assert (package / module.relative_to(ROOT)).exists(), module
+    modules = [name for name in tracked() if name.startswith(ROOMS) and name.endswith(".py")]
+    assert modules
+    assert [name for name in modules if not (package / name).exists()] == []
 
 
 def test_the_compose_file_protects_and_drains_the_daemon() -> None:
