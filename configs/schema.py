@@ -31,6 +31,10 @@ class ServerSection(Section):
     allowed_origins: tuple[str, ...] = ()
     """Web origins beside the daemon's own page, e.g. ``https://play.example.org``."""
     max_body_bytes: int = Field(default=64 * 1024, ge=1024, le=16 * 1024 * 1024)
+    body_timeout_s: Seconds = 30
+    """From a request's headers to the end of its body."""
+    max_connections: int = Field(default=1024, ge=1)
+    """Open at once, streams too; a request on one beyond is refused with 503."""
     max_messages_per_s: int = Field(default=500, ge=10)
     """Of one connection; above it the connection is closed with 4429."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -13,7 +14,7 @@ from starlette.responses import JSONResponse
 
 from ithaka.server.errors import ApiError
 from ithaka.server.routes import controls, events, health, metrics, models, recordings, sessions, stream, webrtc, whep
-from ithaka.server.routes.guards import RequestGuard, SecurityHeaders, error_response
+from ithaka.server.routes.guards import ConnectionBound, RequestGuard, SecurityHeaders, error_response
 from ithaka.server.routes.methods import KnownMethods
 from ithaka.server.routes.page import PAGE_FOLDER, page_app
 from ithaka.server.routes.query import only_known_query
@@ -24,7 +25,8 @@ _CODES_OF_STATUS = {404: "path_unknown", 405: "method_not_allowed"}
 log = structlog.get_logger()
 
 
-def create_app(services: Services, *, page_folder: Path = PAGE_FOLDER) -> FastAPI:
+def create_app(services: Services, *, num_connections: Callable[[], int], page_folder: Path = PAGE_FOLDER) -> FastAPI:
+    """``num_connections``: how many are open, that of the request too."""
     app = FastAPI(
         title="Ithaka",
         version="1",
@@ -47,7 +49,12 @@ def create_app(services: Services, *, page_folder: Path = PAGE_FOLDER) -> FastAP
     server = services.config.server
     routes = [route for router in (app.router, *routers) for route in router.routes]
     app.add_middleware(KnownMethods, routes=routes)
-    app.add_middleware(RequestGuard, guard=services.access.guard, max_body_bytes=server.max_body_bytes)
+    app.add_middleware(
+        RequestGuard,
+        guard=services.access.guard,
+        max_body_bytes=server.max_body_bytes,
+        body_timeout_s=server.body_timeout_s,
+    )
     if server.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -56,6 +63,7 @@ def create_app(services: Services, *, page_folder: Path = PAGE_FOLDER) -> FastAP
             allow_headers=["Authorization", "Content-Type", "If-Match"],
             expose_headers=["Location", "Retry-After", "ETag", "Link", "Accept-Patch"],
         )
+    app.add_middleware(ConnectionBound, max_connections=server.max_connections, num_open=num_connections)
     app.add_middleware(SecurityHeaders)
     return app
 

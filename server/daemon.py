@@ -189,7 +189,8 @@ def build(
     recordings = _recordings(config.recording, timers, wall_s)
     rtc = WebRtcConnections(ice_settings(config), limits, peers=peers, timers=timers, metrics=metrics)
     services = Services(config, registry, Access(config, tokens), metrics, timers, peers, rtc, recordings, wall_s)
-    http = _http_server(config, create_app(services, page_folder=page_folder))
+    app = create_app(services, num_connections=lambda: len(http.server_state.connections), page_folder=page_folder)
+    http = _http_server(config, app)
     return Daemon(config, engine, services, http, signals)
 
 

@@ -53,6 +53,8 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "control_not_taken": ErrorCode("The model takes no prompt or no pointer.", status=422, close_code=CLOSE_VIOLATION),
     "control_unknown_key": ErrorCode("The model has no such key; the message names those it has.", status=422),
     "body_too_large": ErrorCode("The body is larger than the server takes.", status=413),
+    "body_timeout": ErrorCode("The body did not come in time.", retryable=True, status=408),
+    "too_many_connections": ErrorCode("As many connections as the server takes are open.", retryable=True, status=503),
     "unsupported_media_type": ErrorCode("A body has to be application/json.", status=415),
     "path_unknown": ErrorCode("Nothing is served at this path.", status=404),
     "method_not_allowed": ErrorCode("The path does not know this method; see `Allow`.", status=405),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import email.message
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -34,6 +35,8 @@ BODY_TYPES = frozenset({"application/json", "application/sdp", "application/tric
 """None of them can a foreign page send without asking first."""
 DISCARDED_BYTES = 16 * 1024 * 1024
 """Of a body that is too large: read and thrown away, so that the client gets to the answer."""
+RETRY_AFTER_S = 5
+CLOSE_TRY_LATER = 1013
 SECURITY_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -68,13 +71,35 @@ class SecurityHeaders:
         await self._app(scope, receive, send_with_headers)
 
 
-class RequestGuard:
-    """Foreign Host or Origin: 403. Body above ``max_body_bytes``: 413, whether announced or not. Of a foreign type: 415."""
+class ConnectionBound:
+    """503 for a request that comes on one connection too many, which ends with it; a WebSocket is not opened."""
 
-    def __init__(self, app: ASGIApp, guard: HostGuard, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_connections: int, num_open: Callable[[], int]) -> None:
+        self._app = app
+        self._max_connections = max_connections
+        self._num_open = num_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._num_open() <= self._max_connections:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            message = f"{self._max_connections} connections are open (server.max_connections), and no more fit"
+            headers = {"Connection": "close", "Retry-After": str(RETRY_AFTER_S)}
+            await error_response(ApiError("too_many_connections", message, headers=headers))(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": CLOSE_TRY_LATER})
+
+
+class RequestGuard:
+    """Foreign Host or Origin: 403. Body above ``max_body_bytes``: 413, whether announced or not. One of a foreign type: 415;
+    one that is not whole after ``body_timeout_s``: 408.
+    """
+
+    def __init__(self, app: ASGIApp, guard: HostGuard, max_body_bytes: int, body_timeout_s: float) -> None:
         self._app = app
         self._guard = guard
         self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,7 +108,13 @@ class RequestGuard:
         headers = Headers(scope=scope)
         try:
             self._guard.check(headers.getlist("host"), headers.getlist("origin"))
-            body = await self._body(headers, receive)
+            async with asyncio.timeout(self._body_timeout_s):
+                body = await self._body(headers, receive)
+        except TimeoutError:
+            message = f"the body did not come within {self._body_timeout_s:g} s"
+            error = ApiError("body_timeout", message, headers={"Connection": "close"})
+            await error_response(error)(scope, receive, send)
+            return
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+import websockets
 from tests.fakes import MODEL
-from tests.served import Served, served
+from tests.served import Served, config_for, served
 from tests.unit.test_api_errors import check, control, control_unknown_key, post
 
 
@@ -110,3 +111,36 @@ async def test_an_unknown_key_is_told_those_there_are(keyless: Served) -> None:
     assert keyless.engine.controls == []
     error = check(await control(keyless, released=["KeyZ"]), "control_unknown_key")
     assert error["field"] == "body.released"
+
+
+async def test_a_body_that_dawdles_is_not_waited_for() -> None:
+    async with served(config_for(server={"body_timeout_s": 0.05})) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
+        writer.write(
+            b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+        )
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(body)["error"]["code"] == "body_timeout"
+
+
+async def test_connections_have_a_bound() -> None:
+    async with served(config_for(server={"max_connections": 3})) as server:
+        session, another = [await server.create() for _ in range(2)]
+        async with server.connect(session) as first, server.connect(another) as second:
+            await first.greet()
+            await second.greet()
+            async with httpx.AsyncClient(base_url=server.url, trust_env=False) as other:
+                answer = await other.get("/v1/models")
+                assert check(answer, "too_many_connections")["message"].startswith("3 connections")
+                assert (answer.headers["Connection"], answer.headers["Retry-After"]) == ("close", "5")
+            with pytest.raises(websockets.InvalidStatus):
+                async with server.connect(session):
+                    pass
+            assert (await server.http.get("/healthz")).status_code == 200
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False) as other:
+            async with asyncio.timeout(10):
+                while (await other.get("/healthz")).status_code == 503:
+                    pass

@@ -51,3 +51,9 @@ def test_models_are_listed(tmp_path: Path) -> None:
 def test_every_command_explains_itself(command: str) -> None:
     result = runner.invoke(app, [command, "--help"])
     assert result.exit_code == 0 and "--config" in result.stdout
+
+
+def test_a_seed_is_one_that_the_server_takes_too() -> None:
+    run = runner.invoke(app, ["generate", "clip.mp4", "--seed", str(2**53)])
+    assert run.exit_code == 2
+    assert str(2**53 - 1) in run.output

@@ -76,7 +76,7 @@ async def test_only_the_operator_and_the_sessions_controller_see_a_recording(fol
         session = await recorded(server)
         other = await server.create()
         found = await until_complete(server)
-        viewer = (await server.http.post(f"/v1/sessions/{session['id']}/token", json={"role": "viewer"})).json()["token"]
+        viewer, _ = server.services.access.tokens.mint(session["id"], "viewer")
         del server.http.headers["Authorization"]
 
         async def status(path: str, token: str | None) -> int:
