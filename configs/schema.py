@@ -74,6 +74,8 @@ class SessionSection(Section):
     """Encoded frames kept for resume, per session."""
     ack_timeout_s: Seconds = 60
     """A connected client that owes an acknowledgement this long is taken for lost."""
+    max_viewers: int = Field(default=64, ge=0, le=10_000)
+    """Of one session; each costs one more sending of every frame."""
 
 
 class ModelSection(Section):

@@ -29,8 +29,6 @@ from ithaka.server.session.state import TERMINAL, SessionData
 from ithaka.server.session.timers import NamedTimers
 from ithaka.workers.contract import Codec, ModelDescription
 
-MAX_VIEWERS = 16
-"""Of one session; each costs one more sending of every frame."""
 _ORDERLY = frozenset({"ended", "finished"})
 _PACER = "pacer"
 
@@ -186,8 +184,9 @@ class Session:
         if self.is_over:
             raise ProtocolViolation("session_ended", f"the session is over: {self.data.reason}")
         if peer.role == "viewer":
-            if len(self._viewers) >= MAX_VIEWERS:
-                raise ProtocolViolation("viewers_full", f"{MAX_VIEWERS} viewers are connected, and no more fit")
+            max_viewers = self._surroundings.settings.max_viewers
+            if len(self._viewers) >= max_viewers:
+                raise ProtocolViolation("viewers_full", f"{max_viewers} viewers are connected, and no more fit")
             self._viewers.add(peer)
             if self.data.engine in (EnginePhase.STARTED, EnginePhase.ENDED):
                 peer.greet()

@@ -39,6 +39,7 @@ def test_lists_come_from_the_environment_as_json() -> None:
         ("server: {prot: 1}", "server.prot: no such field (a typo?)"),
         ("server: {port: eighty}", "server.port = 'eighty': Input should be a valid integer"),
         ("server: {port: 70000}", "server.port = 70000: Input should be less than or equal to 65535"),
+        ("sessions: {max_viewers: 10001}", "sessions.max_viewers = 10001: Input should be less than or equal to 10000"),
         ("models: []", "at least one is needed"),
         ("models: [{name: a, family: synthetic}, {name: a, family: synthetic}]", "'a' is used twice"),
         ("models: [{name: a, family: synthetic, ranks: 9}]", "models.0.ranks = 9"),

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from tests.fakes import READY, FakeEngine
-from tests.served import Served, served
-
-from ithaka.server.session.session import MAX_VIEWERS
+from tests.served import Served, config_for, served
 
 PERIOD_S = 2 / 16
 
@@ -97,10 +95,10 @@ async def test_a_viewer_says_nothing(kind: str, fields: dict[str, Any]) -> None:
 
 
 async def test_viewers_are_bounded() -> None:
-    async with served() as server:
+    async with served(config_for(sessions={"max_viewers": 2})) as server:
         session = await server.create()
         view = await viewer_of(server, session)
-        connections = [server.connect(view) for _ in range(MAX_VIEWERS)]
+        connections = [server.connect(view) for _ in range(2)]
         try:
             for connection in connections:
                 viewer = await connection.__aenter__()
