@@ -45,6 +45,7 @@ def test_lists_come_from_the_environment_as_json() -> None:
         ("models: [{name: a, family: synthetic, ranks: 9}]", "models.0.ranks = 9"),
         ("server: {host: 0.0.0.0}", "needs at least one key"),
         ("server: {tls_key: /dev/null}", "server.tls_key = "),
+        ("server: {tls_certificate: no/such.pem}", "server.tls_certificate = 'no/such.pem': Path does not point to a file"),
         ("access: {api_keys: [short-secret]}", "access.api_keys: an API key has"),
         ("access: {api_keys: [short-secret]}", "at least 16 characters"),
         ("- a", "expected a mapping"),
