@@ -10,7 +10,6 @@ import pytest
 from tests.fakes import MODEL, READY, FakeEngine
 from tests.served import config_for, served
 
-from ithaka.server.app import create_app
 from ithaka.server.engine_client import EngineSessionEnded, ModelState, StepTimed
 
 KEY = "0123456789abcdef-key"
@@ -375,4 +374,3 @@ async def test_two_applications_share_nothing() -> None:
     async with served() as first, served(engine=FakeEngine(READY)) as second:
         await first.create()
         assert (await second.http.get("/v1/sessions")).json() == {"sessions": []}
-        assert create_app(first.services).state.services is not create_app(second.services).state.services
