@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
 import os
@@ -10,36 +9,25 @@ import sys
 from collections.abc import Sequence
 
 from ithaka.workers import contract
+from ithaka.workers.child_entry import begin
 from ithaka.workers.child_log import configure_child_log
-from ithaka.workers.child_socket import ChildSocket, guard_parent
-from ithaka.workers.fault import FaultPoints
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 after Shutdown, 1 after a failure (reported as WorkerFailed where the server still listens)."""
-    parser = argparse.ArgumentParser(prog=contract.WORKER_ENTRY)
-    parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--parent-pid", type=int, required=True)
-    parser.add_argument("--fault", action="append", default=[], metavar="POINT:COUNT:ACTION")
-    arguments = parser.parse_args(argv)
-    guard_parent(arguments.parent_pid)
+    beginning = begin(contract.WORKER_ENTRY, contract.ConfigureRank, argv)
+    if beginning is None:
+        return 1
     # Loading makes a million objects that stay; searching them for garbage again and again takes a fifth of the start.
     gc.disable()
-    faults = FaultPoints.parse(arguments.fault)
-    control = ChildSocket.from_fd(arguments.control_fd)
-    received = control.receive()
-    if received is None:
-        return 1
-    configure, fds = received
-    if not isinstance(configure, contract.ConfigureRank):
-        parser.error(f"the first message must be ConfigureRank, got {type(configure).__name__}")
+    configure = beginning.configure
     configure_child_log(configure.log_level, configure.log_format, group=configure.group, rank=configure.rank)
     num_threads = configure.num_threads or max(1, len(os.sched_getaffinity(0)) // configure.num_ranks)
     # Read once, when torch is loaded, which is only now.
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     from ithaka.workers.rank import serve_rank
 
-    return serve_rank(control, configure, fds, num_threads, faults)
+    return serve_rank(beginning.control, configure, beginning.fds, num_threads, beginning.faults)
 
 
 if __name__ == "__main__":
