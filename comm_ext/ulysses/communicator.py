@@ -190,7 +190,10 @@ class UlyssesCommunicator:
         return received[0], received[1], received[2]
 
     def scatter_heads_async(self, x: torch.Tensor, tag: str, *, seq_splits: Splits = None, head_splits: Splits = None) -> None:
-        """Send now, receive by ``wait``. One call per tag can be under way, at most 16 in all; ``x`` is free afterwards."""
+        """Send now, receive by ``wait``. One call per tag can be under way, at most 16 in all.
+
+        ``x`` must not change before ``wait``: a copy engine may still read it.
+        """
         if torch.compiler.is_compiling():
             traced_send(self, x, tag, seq_splits, head_splits)
             return
