@@ -120,6 +120,7 @@ class EncodeService:
             name=NAME,
             crf=self._encode.crf,
             preset=self._encode.preset,
+            live_preset=self._encode.live_preset,
             key_frame_interval_s=self._encode.key_frame_interval_s,
             heartbeat_interval_s=self._limits.heartbeat_interval_s,
             log_level=self._log_section.level,

@@ -230,6 +230,8 @@ class ConfigureEncode:
     heartbeat_interval_s: float
     log_level: str = "info"
     log_format: Literal["console", "json"] = "console"
+    live_preset: str = "superfast"
+    """For streams at a constant bit rate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,14 @@ def read_number(frame: Picture) -> int:
 class Encode:
     """The child; ``faults`` as for its ``--fault``."""
 
-    def __init__(self, *, faults: Iterable[str] = (), crf: int = 20, key_frame_interval_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        *,
+        faults: Iterable[str] = (),
+        crf: int = 20,
+        key_frame_interval_s: float = 2.0,
+        live_preset: str = "superfast",
+    ) -> None:
         self.control, theirs = ChildSocket.pair()
         fd = theirs.detach()
         arguments = ["--control-fd", str(fd), "--parent-pid", str(os.getpid())]
@@ -66,6 +73,7 @@ class Encode:
                 key_frame_interval_s=key_frame_interval_s,
                 heartbeat_interval_s=0.05,
                 log_level="critical",
+                live_preset=live_preset,
             )
         )
 
@@ -88,9 +96,17 @@ class Encode:
         self.control.send(contract.AttachPackets(PACKETS), packets.describe())
         self.control.send(contract.AttachFrames(FRAMES), frames.describe())
 
-    def open(self, session_id: str, width: int = 128, height: int = 32, fps: int = 16, pixels: Pixels = "exact") -> str:
+    def open(
+        self,
+        session_id: str,
+        width: int = 128,
+        height: int = 32,
+        fps: int = 16,
+        pixels: Pixels = "exact",
+        bits_per_s: int = 0,
+    ) -> str:
         """The codec string."""
-        self.tell(contract.OpenEncoder(session_id, width, height, fps, pixels))
+        self.tell(contract.OpenEncoder(session_id, width, height, fps, pixels, bits_per_s))
         opened = self.hear(contract.EncoderOpened)
         assert opened.session_id == session_id
         return opened.codec
@@ -114,8 +130,8 @@ class Rig:
         self.leader = stack.enter_context(contextlib.closing(self.frames.open_producer()))
         self.server = stack.enter_context(contextlib.closing(self.packets.open_consumer(0)))
 
-    def start(self, *, faults: Iterable[str] = (), key_frame_interval_s: float = 2.0) -> Encode:
-        encode = Encode(faults=faults, key_frame_interval_s=key_frame_interval_s)
+    def start(self, *, faults: Iterable[str] = (), key_frame_interval_s: float = 2.0, live_preset: str = "superfast") -> Encode:
+        encode = Encode(faults=faults, key_frame_interval_s=key_frame_interval_s, live_preset=live_preset)
         self._stack.callback(encode.close)
         encode.attach(self.frames, self.packets)
         return encode

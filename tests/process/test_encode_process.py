@@ -81,6 +81,15 @@ def test_lossy_frames_are_close_and_tagged(rig: Rig) -> None:
         assert tags == (1, 1, 1, 1)  # limited range, BT.709
 
 
+@pytest.mark.parametrize(("bits_per_s", "motion_search"), [(0, b"subme=2"), (500_000, b"subme=0")])
+def test_streams_at_a_constant_rate_have_a_preset_of_their_own(rig: Rig, bits_per_s: int, motion_search: bytes) -> None:
+    encode = rig.start(live_preset="ultrafast")
+    encode.open("a", pixels="lossy", bits_per_s=bits_per_s)
+    rig.publish("a", 1)
+    # x264 writes its own settings in front of the first picture.
+    assert motion_search in rig.take()[1]
+
+
 def test_a_key_frame_on_request(rig: Rig) -> None:
     encode = rig.start()
     for session_id in ("a", "b"):

@@ -140,7 +140,7 @@ class EncodeProcess:
             fps=command.fps,
             pixels=command.pixels,
             crf=self._configure.crf,
-            preset=self._configure.preset,
+            preset=self._configure.live_preset if command.bits_per_s else self._configure.preset,
             key_frame_interval_s=self._configure.key_frame_interval_s,
             bits_per_s=command.bits_per_s,
         )
