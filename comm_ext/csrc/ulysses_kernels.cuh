@@ -113,6 +113,23 @@ __device__ __noinline__ void await_call(const UlCall& call, uint32_t use) {
   await_all(group_of(call), call.region, use, call.signature, call.expected_words);
 }
 
+// A block's arrival word at every peer; all its threads have stored, and met, before.
+__device__ __forceinline__ void announce(const UlCall& call, const Group& group, uint32_t use) {
+  if (threadIdx.x >= call.ranks - 1) return;
+  const uint32_t peer = (call.rank + 1 + threadIdx.x) % call.ranks;
+  fence_system();
+  store_relaxed(&group.region_of(peer, call.region)->arrival[use & 1][call.rank][blockIdx.x],
+                arrival_word(use, call.signature));
+}
+
+// Keep the states of all block numbers in step; all threads of the block have read its own before.
+__device__ __forceinline__ void count_use(UlRegion* own, uint32_t slot, uint32_t use) {
+  for (uint32_t block = blockIdx.x + threadIdx.x * gridDim.x; block < UL_MAX_BLOCKS; block += UL_THREADS * gridDim.x) {
+    own->state[block].uses = use;
+    own->state[block].last[slot] = use;
+  }
+}
+
 // Write the tensors' pieces into all ranks' windows and announce it.
 //
 // The first `remote_blocks` blocks serve the peers, each starting at another peer so that at any time all are served alike;
@@ -139,12 +156,7 @@ __global__ void __launch_bounds__(UL_THREADS, UL_BLOCKS_PER_MULTIPROCESSOR)
       }
     }
     if (__syncthreads_or(!gate())) return;
-    if (threadIdx.x < peers) {
-      const uint32_t peer = (call.rank + 1 + threadIdx.x) % call.ranks;
-      fence_system();
-      store_relaxed(&group.region_of(peer, call.region)->arrival[use & 1][call.rank][blockIdx.x],
-                    arrival_word(use, call.signature));
-    }
+    announce(call, group, use);
   } else {
     OwnGate gate{fault};
     for (uint32_t tensor = 0; tensor < call.tensors; ++tensor) {
@@ -154,10 +166,7 @@ __global__ void __launch_bounds__(UL_THREADS, UL_BLOCKS_PER_MULTIPROCESSOR)
     if (__syncthreads_or(!gate())) return;  // and all threads have read the state that is written below
   }
 
-  for (uint32_t block = blockIdx.x + threadIdx.x * gridDim.x; block < UL_MAX_BLOCKS; block += UL_THREADS * gridDim.x) {
-    own->state[block].uses = use;
-    own->state[block].last[call.slot] = use;
-  }
+  count_use(own, call.slot, use);
   if (call.waits && blockIdx.x == 0) await_call(call, use);
 }
 
