@@ -125,10 +125,36 @@ class IceServerSection(Section):
 class WebRtcSection(Section):
     host_candidates: tuple[IPvAnyAddress, ...] = ()
     """Addresses of this machine that peers may use. Empty: 127.0.0.1 where the server listens on loopback, else all others."""
+    announced_address: IPvAnyAddress | None = None
+    """What peers are told in place of this machine's own, where they reach it under another (NAT, a container)."""
+    udp_ports: str = Field(default="", pattern=r"^(\d{1,5}-\d{1,5})?$")
+    """For media, e.g. ``50000-50063``, both included: each connection takes one. Empty: as the system hands them out."""
     ice_servers: tuple[IceServerSection, ...] = ()
     connect_timeout_s: Seconds = 10
     """From the answer until media can flow."""
     max_connections: int = Field(default=64, ge=1, le=10_000)
+
+    @field_validator("udp_ports")
+    @classmethod
+    def _ports_are_a_range(cls, ports: str) -> str:
+        if ports:
+            first, last = map(int, ports.split("-"))
+            if not 1024 <= first <= last <= 65_535:
+                raise ValueError("ports lie between 1024 and 65535, the lower one first")
+        return ports
+
+    @model_validator(mode="after")
+    def _one_address_is_told(self) -> Self:
+        if self.announced_address is not None and self.host_candidates:
+            raise ValueError("announced_address stands for all of host_candidates: give one of them")
+        return self
+
+    @property
+    def udp_port_range(self) -> range | None:
+        if not self.udp_ports:
+            return None
+        first, last = map(int, self.udp_ports.split("-"))
+        return range(first, last + 1)
 
 
 class RecordingSection(Section):

@@ -34,6 +34,7 @@ from ithaka.server.session.registry import SessionRegistry
 from ithaka.server.session.spec import Surroundings
 from ithaka.server.session.timers import LoopTimers, Timers, wall_clock_s
 from ithaka.server.transports.webrtc.connections import ConnectionLimits, WebRtcConnections
+from ithaka.server.transports.webrtc.gathering import Gathering, GatheringError
 from ithaka.server.transports.webrtc.settings import ice_settings
 
 EXIT_DONE = 0
@@ -187,11 +188,20 @@ def build(
     peers = PeerSettings(config.server.max_messages_per_s, config.sessions.ack_timeout_s)
     limits = ConnectionLimits(config.webrtc.max_connections, config.webrtc.connect_timeout_s, config.server.max_body_bytes)
     recordings = _recordings(config.recording, timers, wall_s)
-    rtc = WebRtcConnections(ice_settings(config), limits, peers=peers, timers=timers, metrics=metrics)
+    rtc = WebRtcConnections(_gathering(config), limits, peers=peers, timers=timers, metrics=metrics)
     services = Services(config, registry, Access(config, tokens), metrics, timers, peers, rtc, recordings, wall_s)
     app = create_app(services, num_connections=lambda: len(http.server_state.connections), page_folder=page_folder)
     http = _http_server(config, app)
     return Daemon(config, engine, services, http, signals)
+
+
+def _gathering(config: ServeConfig) -> Gathering:
+    gathering = Gathering(ice_settings(config))
+    try:
+        gathering.check()
+    except GatheringError as error:
+        raise StartError(str(error)) from None
+    return gathering
 
 
 def _recordings(section: RecordingSection, timers: Timers, wall_s: Callable[[], float]) -> Recordings:

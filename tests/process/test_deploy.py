@@ -13,6 +13,8 @@ import httpx
 import pytest
 import yaml
 
+from ithaka.configs.load import load_config
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("server/", "workers/", "comm_ext/", "configs/")
 
@@ -75,6 +77,21 @@ def test_the_compose_file_protects_and_drains_the_daemon() -> None:
     services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
     daemon = services["ithaka"]
     assert daemon["init"] is True and daemon["stop_grace_period"] == "20s"
-    assert "ports" not in daemon, "the daemon is reached through the TLS proxy only"
+    assert all(ports.endswith("/udp") for ports in daemon["ports"]), "HTTP comes through the TLS proxy only"
     assert "ITHAKA_API_KEY:?" in daemon["environment"]["ITHAKA_ACCESS__API_KEYS"]
     assert services["proxy"]["depends_on"] == {"ithaka": {"condition": "service_healthy"}}
+
+
+def test_the_container_publishes_the_ports_that_peers_are_told() -> None:
+    daemon = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]["ithaka"]
+    # As compose fills the variables in where nothing is set.
+    environ = {
+        name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
+        for name, value in daemon["environment"].items()
+        if name.startswith("ITHAKA_WEBRTC")
+    }
+    config = load_config(ROOT / "deploy/ithaka.yaml", {"access": {"api_keys": ["0123456789abcdef"]}}, environ)
+    ports = config.webrtc.udp_port_range
+    assert ports is not None and len(ports) >= config.webrtc.max_connections
+    assert daemon["ports"] == [f"{ports[0]}-{ports[-1]}:{ports[0]}-{ports[-1]}/udp"]
+    assert str(config.webrtc.announced_address) == "127.0.0.1"

@@ -16,7 +16,8 @@ from ithaka.server.session.session import Session
 from ithaka.server.session.timers import Timers
 from ithaka.server.transports.base import TransportLost
 from ithaka.server.transports.webrtc.data_channel import DataChannelMessages
-from ithaka.server.transports.webrtc.link import Feedback, IceSettings, Link
+from ithaka.server.transports.webrtc.gathering import Gathering
+from ithaka.server.transports.webrtc.link import Feedback, Link
 from ithaka.server.transports.webrtc.mute_client import MuteClient
 from ithaka.server.transports.webrtc.offer import Fragment, Offer
 from ithaka.server.transports.webrtc.track import PacketTrack
@@ -54,9 +55,9 @@ class WebRtcConnections:
     """A peer attaches to its session only when its connection is up, so one that never answers holds nothing but a socket."""
 
     def __init__(
-        self, ice: IceSettings, limits: ConnectionLimits, *, peers: PeerSettings, timers: Timers, metrics: Metrics
+        self, gathering: Gathering, limits: ConnectionLimits, *, peers: PeerSettings, timers: Timers, metrics: Metrics
     ) -> None:
-        self._ice = ice
+        self._gathering = gathering
         self._limits = limits
         self._peers = peers
         self._timers = timers
@@ -74,7 +75,7 @@ class WebRtcConnections:
         if len(self._connections) >= self._limits.max_connections:
             raise ApiError("connections_full", f"{self._limits.max_connections} WebRTC connections are open, and no more fit")
         fps = _fps_to_play(session)
-        link = Link(self._ice, _feedback(session, role), PacketTrack(fps) if _takes_track(session, role, offer) else None)
+        link = Link(self._gathering, _feedback(session, role), PacketTrack(fps) if _takes_track(session, role, offer) else None)
         connection_id = secrets.token_hex(12)
         # Counted before the first wait, so that many offers at once don't pass the bound.
         self._connections[connection_id] = connection = _Connection(session, role, offer, link)

@@ -11,7 +11,6 @@ from aiortc import (
     RTCBundlePolicy,
     RTCConfiguration,
     RTCDataChannel,
-    RTCIceServer,
     RTCPeerConnection,
     RTCRtpSender,
     RTCSessionDescription,
@@ -29,6 +28,7 @@ from aiortc.rtp import (
 
 from ithaka.server.errors import ApiError
 from ithaka.server.transports.base import TransportLost
+from ithaka.server.transports.webrtc.gathering import Gathering, PortsTakenError
 from ithaka.server.transports.webrtc.offer import Fragment, Offer
 from ithaka.server.transports.webrtc.playout_delay import send_without_delay, with_playout_delay
 from ithaka.server.transports.webrtc.track import PacketTrack
@@ -39,14 +39,6 @@ _MIMES: tuple[str, ...] = ("video/h264", "video/vp8", "video/rtx")
 """As they are preferred."""
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class IceSettings:
-    """``host_addresses`` None: every address of this machine but loopback."""
-
-    host_addresses: tuple[str, ...] | None
-    servers: tuple[RTCIceServer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +53,29 @@ class Feedback:
 class Link:
     """``track`` is None where the offer gets no video, ``channel`` until the peer has opened it."""
 
-    def __init__(self, ice: IceSettings, feedback: Feedback, track: PacketTrack | None) -> None:
+    def __init__(self, gathering: Gathering, feedback: Feedback, track: PacketTrack | None) -> None:
         self.track = track
         self.channel: RTCDataChannel | None = None
         self.codec: Codec = "h264"
         """Of the track, once the offer is answered."""
         self.num_reports = 0
         """Receiver reports that came."""
-        self._ice = ice
+        self._gathering = gathering
         self._feedback = feedback
         self._offer: Offer | None = None
         self._changed = asyncio.Event()
         self._is_lost = False
         self._lost_listeners: list[Callable[[], None]] = []
         self._closing: asyncio.Task[None] | None = None
-        self._connection = RTCPeerConnection(RTCConfiguration(list(ice.servers), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE))
+        self._connection = RTCPeerConnection(RTCConfiguration(list(gathering.servers), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE))
         self._connection.on("connectionstatechange", self._state_changed)
         self._connection.on("datachannel", self._channel_opened)
 
     async def answer(self, offer: Offer) -> str:
-        """The answer's SDP, with every candidate. Raises ApiError ``codec_unsupported`` or ``sdp_invalid``."""
+        """The answer's SDP, with every candidate.
+
+        Raises ApiError: ``codec_unsupported``, ``sdp_invalid``, ``connections_full``.
+        """
         self._offer = offer
         connection = self._connection
         if self.track is not None:
@@ -110,9 +105,11 @@ class Link:
                 transceiver._headerExtensions = with_playout_delay(transceiver._headerExtensions, offer.playout_delay_id)
                 send_without_delay(transceiver.sender)
         for transport in self._ice_transports():
-            self._choose_addresses(transport)
+            self._gathering.lead(transport._connection)
         try:
             await connection.setLocalDescription(await connection.createAnswer())
+        except PortsTakenError as error:
+            raise ApiError("connections_full", str(error)) from None
         except Exception as error:
             raise ApiError(
                 "sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp"
@@ -160,18 +157,6 @@ class Link:
         if connection.sctp is not None:
             transports.add(connection.sctp.transport.transport)
         return transports
-
-    def _choose_addresses(self, transport: RTCIceTransport) -> None:
-        """aioice offers every address but loopback, and has no setting for it."""
-        if self._ice.host_addresses is None:
-            return
-        agent, chosen = transport._connection, list(self._ice.host_addresses)
-        gather = agent.get_component_candidates
-
-        async def gather_chosen(component: int, addresses: list[str]) -> object:
-            return await gather(component, chosen)
-
-        agent.get_component_candidates = gather_chosen  # type: ignore[method-assign,assignment]
 
     def _listen(self, sender: RTCRtpSender) -> None:
         """aiortc keeps feedback for encoders of its own; packets that come encoded have nobody to hear it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from aiortc import RTCIceServer
 
 from ithaka.configs.schema import IceServerSection, ServeConfig
-from ithaka.server.transports.webrtc.link import IceSettings
+from ithaka.server.transports.webrtc.gathering import IceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,13 @@ class IceServer:
 
 def ice_settings(config: ServeConfig) -> IceSettings:
     """A server on loopback offers loopback alone; another one all its addresses, and the one that STUN sees."""
-    chosen = tuple(str(address) for address in config.webrtc.host_candidates)
+    section = config.webrtc
+    chosen = tuple(str(address) for address in section.host_candidates)
+    announced = None if section.announced_address is None else str(section.announced_address)
     if config.is_loopback:
-        return IceSettings(chosen or ("127.0.0.1",))
-    urls = [url for server in config.webrtc.ice_servers for url in server.urls if url.startswith("stun:")]
-    return IceSettings(chosen or None, (RTCIceServer(urls),) if urls else ())
+        return IceSettings(chosen or ("127.0.0.1",), (), section.udp_port_range, announced)
+    urls = [url for server in section.ice_servers for url in server.urls if url.startswith("stun:")]
+    return IceSettings(chosen or None, (RTCIceServer(urls),) if urls else (), section.udp_port_range, announced)
 
 
 def ice_servers(config: ServeConfig, session_id: str, now_s: float) -> tuple[IceServer, ...]:
