@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesPeerError
+from ithaka.comm_ext.ulysses.fused_transform import QkTransform
 from ithaka.comm_ext.ulysses.plan import ExchangePlan
 
 
@@ -27,7 +28,7 @@ class Alone:
         self._fault: UlyssesPeerError | None = None
         self._calls = 0
 
-    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None) -> AloneSite:
+    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None, *, fused: bool = False) -> AloneSite:
         """See Exchange."""
         return AloneSite(plans)
 
@@ -51,6 +52,12 @@ class Alone:
         """See Exchange."""
         self.send(site, tensors)
         return self.receive((site,), outs)
+
+    def exchange_fused(
+        self, site: AloneSite, tensors: Sequence[torch.Tensor], transform: QkTransform, outs: Sequence[torch.Tensor] | None
+    ) -> Sequence[torch.Tensor]:
+        """See Exchange."""
+        return self.exchange(site, (*transform.apply(*tensors[:2]), *tensors[2:]), outs)
 
     def describe(self) -> dict[str, Any]:
         """See Exchange."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     import torch
 
+    from ithaka.comm_ext.ulysses.fused_transform import QkTransform
     from ithaka.comm_ext.ulysses.plan import ExchangePlan
 
 
@@ -54,8 +55,8 @@ SiteT = TypeVar("SiteT", bound=CallSite)
 class Exchange(Protocol[SiteT]):
     """The moving of tensors. Calls must be made by all ranks in the same order."""
 
-    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None) -> SiteT:
-        """Reserve slots for a new call site. Raises UlyssesInputError (OVER_CAPACITY)."""
+    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None, *, fused: bool = False) -> SiteT:
+        """Reserve slots for a new call site, of ``exchange_fused`` if ``fused``. Raises UlyssesInputError (OVER_CAPACITY)."""
         ...
 
     def send(self, site: SiteT, tensors: Sequence[torch.Tensor]) -> None:
@@ -70,6 +71,12 @@ class Exchange(Protocol[SiteT]):
         self, site: SiteT, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None
     ) -> Sequence[torch.Tensor]:
         """``send`` and ``receive`` of one site, which a device can do in one."""
+        ...
+
+    def exchange_fused(
+        self, site: SiteT, tensors: Sequence[torch.Tensor], transform: QkTransform, outs: Sequence[torch.Tensor] | None
+    ) -> Sequence[torch.Tensor]:
+        """``exchange`` of queries, keys and values, the first two transformed on their way or before."""
         ...
 
     def describe(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from ithaka.comm_ext.ulysses.errors import (
     UlyssesErrorCode,
     UlyssesInputError,
 )
+from ithaka.comm_ext.ulysses.fused_transform import QkNorm, QkRope, QkTransform
 from ithaka.comm_ext.ulysses.group import RankGroup
 from ithaka.comm_ext.ulysses.host import HostExchange
 from ithaka.comm_ext.ulysses.ops import register, traced_exchange, traced_send, traced_wait
@@ -189,6 +190,25 @@ class UlyssesCommunicator:
             received = self._exchange_all(Direction.SCATTER, (q, k, v), tag, None, seq_splits, head_splits)
         return received[0], received[1], received[2]
 
+    def fused_qk_norm_rope_scatter(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        norm: QkNorm | None,
+        rope: QkRope | None,
+        tag: str | None = "qkv",
+        seq_splits: Splits = None,
+        head_splits: Splits = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``scatter_qkv`` of ``q`` and ``k`` normed and turned: between GPUs on their way, by the kernel that sends them."""
+        transform = QkTransform(norm, rope)
+        if torch.compiler.is_compiling():
+            return self.scatter_qkv(*transform.apply(q, k), v, tag=tag, seq_splits=seq_splits, head_splits=head_splits)
+        received = self._exchange_all(Direction.SCATTER, (q, k, v), tag, None, seq_splits, head_splits, transform)
+        return received[0], received[1], received[2]
+
     def scatter_heads_async(self, x: torch.Tensor, tag: str, *, seq_splits: Splits = None, head_splits: Splits = None) -> None:
         """Send now, receive by ``wait``. One call per tag can be under way, at most 16 in all.
 
@@ -321,11 +341,16 @@ class UlyssesCommunicator:
         outs: Sequence[torch.Tensor] | None,
         seq_splits: Splits,
         head_splits: Splits,
+        transform: QkTransform | None = None,
     ) -> Sequence[torch.Tensor]:
         self._ensure_usable()
         try:
-            site = self._site(direction, tensors, tag, seq_splits, head_splits)
+            if transform is not None:
+                transform.check(*tensors[:2])
+            site = self._site(direction, tensors, tag, seq_splits, head_splits, fused=transform is not None)
             self._refuse_pending(tag)
+            if transform is not None:
+                return self._exchange.exchange_fused(site, tensors, transform, outs)
             if outs is not None:
                 for x, out, plan in zip(tensors, outs, site.plans, strict=True):
                     check_output(out, x, plan, may_alias=self.num_ranks == 1)
@@ -353,12 +378,14 @@ class UlyssesCommunicator:
         tag: str | None,
         seq_splits: Splits,
         head_splits: Splits,
+        *,
+        fused: bool = False,
     ) -> CallSite:
         seq_splits = None if seq_splits is None else tuple(seq_splits)
         head_splits = None if head_splits is None else tuple(head_splits)
         for tensor in tensors:
             check_input(tensor, self.device)
-        key = (direction, tag, seq_splits, head_splits, *((tensor.shape, tensor.dtype) for tensor in tensors))
+        key = (direction, tag, fused, seq_splits, head_splits, *((tensor.shape, tensor.dtype) for tensor in tensors))
         site = self._sites.get(key)
         if site is None:
             plans = tuple(
@@ -366,7 +393,7 @@ class UlyssesCommunicator:
                 for tensor, splits in zip(tensors, grouped_head_splits(tensors, head_splits), strict=True)
             )
             self._make_room()
-            site = self._sites[key] = self._exchange.prepare(plans, tag)
+            site = self._sites[key] = self._exchange.prepare(plans, tag, fused=fused)
         return site
 
     def _plan(

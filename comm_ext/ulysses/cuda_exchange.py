@@ -21,6 +21,9 @@ from ithaka.comm_ext.ulysses.cuda_binding import Placement, Seat, bind
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch
 from ithaka.comm_ext.ulysses.cuda_library import MAX_TENSORS, REGION_BYTES, CudaLibrary, PlanStruct, TurnStruct
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
+from ithaka.comm_ext.ulysses.fused_plan import MIRROR
+from ithaka.comm_ext.ulysses.fused_site import FusedSite, fused_launch, readable
+from ithaka.comm_ext.ulysses.fused_transform import QkTransform
 from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, signature
 from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
 
@@ -84,6 +87,7 @@ class CudaSite:
     targets: ctypes.Array[ctypes.c_uint64]
     targets_address: int
     turn_address: int
+    fused: FusedSite | None
     layouts: dict[tuple[Any, ...], BoundLayout | None] = field(default_factory=dict)
     current: int = 0
     """The slot of its newest call."""
@@ -110,6 +114,7 @@ class CudaExchange:
         self._library, self._rendezvous = library, rendezvous
         self._seat, self._arena, self._max_bytes = seat, arena, max_bytes
         self._backend, self._calibration = backend, calibration
+        library.check_sizes("ul_fused_abi", MIRROR)
         self._lane = library.create_lane(seat.device)
         self._device = torch.device("cuda", seat.device)
         self._regions: list[Region] = []
@@ -118,15 +123,18 @@ class CudaExchange:
         self._calls = self._num_sites = 0
         self._stream_of = torch._C._cuda_getCurrentRawStream
 
-    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None) -> CudaSite:
+    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None, *, fused: bool = False) -> CudaSite:
         """See Exchange. All ranks meet here once and compare the site; later calls carry its signature on the device."""
         if len(plans) > MAX_TENSORS:
             raise UlyssesInputError(UlyssesErrorCode.BAD_ARGUMENT, f"one call moves {MAX_TENSORS} tensors at most")
+        launch = self.launch_of(plans)
+        in_one = fused and self._backend != "copy_engine"
+        if in_one:
+            launch = fused_launch(plans, launch)
         slot_bytes = sum(plan.slot_bytes for plan in plans)
         region = self._reserve(slot_bytes, LEASED_SLOTS) if tag is not None else self._common_region(slot_bytes)
-        launch = self._calibration.launch_for(len(self._seat.arenas), _wire_bytes(plans), self._backend)
         facts = "; ".join(plan.facts() for plan in plans)
-        agreed = signature(f"{facts} tag={tag} at={region.offset} {launch.facts()}")
+        agreed = signature(f"{facts} tag={tag} at={region.offset} {launch.facts()} fused={fused}")
         self._rendezvous.settle(self._rendezvous.post(agreed))
         self._num_sites += 1
         placement = Placement(
@@ -153,6 +161,7 @@ class CudaExchange:
             targets,
             ctypes.addressof(targets),
             ctypes.addressof(region.turn),
+            FusedSite(plans) if in_one else None,
         )
 
     def exchange(
@@ -160,26 +169,34 @@ class CudaExchange:
     ) -> Sequence[torch.Tensor]:
         """``send`` and ``receive`` of one site in one: a single kernel where the kernel does it all."""
         layout, tensors = self._begin(site, tensors)
-        if outs is None and site.tag is None:
-            outs = [torch.empty(result.shape, dtype=result.dtype, device=self._device) for result in site.slots[0].results]
-        copies = outs is not None and all(out.is_contiguous() and out.data_ptr() % _UNIT_BYTES == 0 for out in outs)
-        if copies and outs is not None:
-            for index, out in enumerate(outs):
-                site.targets[index] = out.data_ptr()
+        outs, targets = self._targets(site, outs)
         status = self._library.exchange(
             layout.address,
             self._lane,
             site.turn_address,
             site.current,
             site.sources_address,
-            site.targets_address if copies else None,
+            targets,
             self._stream_of(self._seat.device),
         )
         if status:
             self._library.check(status)
-        if copies and outs is not None:
-            return outs
-        return self._results((site,), outs)
+        return outs if outs is not None and targets is not None else self._results((site,), outs)
+
+    def exchange_fused(
+        self, site: CudaSite, tensors: Sequence[torch.Tensor], transform: QkTransform, outs: Sequence[torch.Tensor] | None
+    ) -> Sequence[torch.Tensor]:
+        """See Exchange: the send kernel norms and turns what it reads. The copy engine can't; it gets the results."""
+        if site.fused is None:
+            return self.exchange(site, (*transform.apply(*tensors[:2]), *tensors[2:]), outs)
+        layout, tensors = self._begin(site, readable(tensors))
+        outs, targets = self._targets(site, outs)
+        plan, sources, transform = site.fused.bind(tensors, transform)
+        stream = self._stream_of(self._seat.device)
+        status = self._library.fused_exchange(layout.address, plan, site.current, sources, targets, stream)
+        if status:
+            self._library.check(status)
+        return outs if outs is not None and targets is not None else self._results((site,), outs)
 
     def send(self, site: CudaSite, tensors: Sequence[torch.Tensor]) -> None:
         """See Exchange. With the copy engine the inputs must not change before the wait; they are kept alive until then."""
@@ -242,6 +259,16 @@ class CudaExchange:
         region.uses += 1
         self._calls += 1
         return layout, tensors
+
+    def _targets(self, site: CudaSite, outs: Sequence[torch.Tensor] | None) -> tuple[Sequence[torch.Tensor] | None, int | None]:
+        """Where results are wanted, fresh tensors for untagged calls; and the address of that list if a kernel can fill it."""
+        if outs is None and site.tag is None:
+            outs = [torch.empty(result.shape, dtype=result.dtype, device=self._device) for result in site.slots[0].results]
+        if outs is None or not all(out.is_contiguous() and out.data_ptr() % _UNIT_BYTES == 0 for out in outs):
+            return outs, None
+        for index, out in enumerate(outs):
+            site.targets[index] = out.data_ptr()
+        return outs, site.targets_address
 
     def _layout(self, site: CudaSite, tensors: Sequence[torch.Tensor]) -> BoundLayout | None:
         """How to read these inputs, whose addresses are left in ``sources``; None: not at all, as they are."""

@@ -131,6 +131,8 @@ _SIGNATURES = {
     "ul_exchange": (c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p, c_void_p),
     "ul_send": (c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p),
     "ul_wait": (c_void_p, c_void_p, c_uint32, c_void_p),
+    "ul_fused_abi": (POINTER(c_uint64),),
+    "ul_fused_exchange": (c_void_p, c_void_p, c_uint32, c_void_p, c_void_p, c_void_p),
 }
 
 
@@ -153,19 +155,24 @@ class CudaLibrary:
             function.argtypes, function.restype = arguments, c_int
         self._library.ul_error.argtypes, self._library.ul_error.restype = (c_int,), c_char_p
         self._library.ul_source_hash.restype = c_char_p
-        sizes = (c_uint64 * len(_MIRROR))()
-        self._library.ul_abi(sizes)
-        if tuple(sizes) != _MIRROR:
-            raise CudaCallError(f"{path} speaks another ABI {tuple(sizes)}, expected {_MIRROR}: build it again")
+        self.check_sizes("ul_abi", _MIRROR)
         self.exchange = self._library.ul_exchange
         """The hot calls, bare: they return a status for ``check``."""
         self.send = self._library.ul_send
         self.wait = self._library.ul_wait
+        self.fused_exchange = self._library.ul_fused_exchange
 
     @property
     def source_hash(self) -> str:
         """Of the sources that it was built from."""
         return str(self._library.ul_source_hash().decode())
+
+    def check_sizes(self, name: str, mirror: tuple[int, ...]) -> None:
+        """Raise unless the structures of this build have the sizes of their mirrors."""
+        sizes = (c_uint64 * len(mirror))()
+        getattr(self._library, name)(sizes)
+        if tuple(sizes) != mirror:
+            raise CudaCallError(f"{name} of this build says {tuple(sizes)}, expected {mirror}: build it again")
 
     def check(self, status: int) -> None:
         """Raise what a status says."""

@@ -21,6 +21,7 @@ import torch
 
 from ithaka.comm_ext.ulysses.control_block import PAGE_BYTES, control_bytes
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
+from ithaka.comm_ext.ulysses.fused_transform import QkTransform
 from ithaka.comm_ext.ulysses.group import RankGroup
 from ithaka.comm_ext.ulysses.plan import ExchangePlan, Move, signature
 from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
@@ -141,7 +142,7 @@ class HostExchange:
         self._common: Region | None = None
         self._num_sites = 0
 
-    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None) -> HostSite:
+    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None, *, fused: bool = False) -> HostSite:
         """See Exchange. Untagged sites share one region, so endless new shapes do not eat the window."""
         slot_bytes = sum(plan.slot_bytes for plan in plans)
         region = self._reserve(slot_bytes, LEASED_SLOTS) if tag is not None else self._common_region(slot_bytes)
@@ -190,6 +191,12 @@ class HostExchange:
         """See Exchange."""
         self.send(site, tensors)
         return self.receive((site,), outs)
+
+    def exchange_fused(
+        self, site: HostSite, tensors: Sequence[torch.Tensor], transform: QkTransform, outs: Sequence[torch.Tensor] | None
+    ) -> Sequence[torch.Tensor]:
+        """See Exchange."""
+        return self.exchange(site, (*transform.apply(*tensors[:2]), *tensors[2:]), outs)
 
     def describe(self) -> dict[str, Any]:
         """See Exchange."""
