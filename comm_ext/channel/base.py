@@ -6,12 +6,20 @@ the side offers (an eventfd, readable when it is worth trying again).
 
 A message is published when its data is complete; its layout travels with it, so a slot has no fixed shape. The two
 memories behind this face are ``host_shm`` (memfd) and, on devices, CUDA IPC.
+
+Each consumer has a policy by name. ``fifo``: every message, in order; its credits are the slots, so that a slow one makes the
+producer wait. ``newest``: one that is behind gets only the newest message, what it missed is counted, and it never makes the
+producer wait while the channel has three slots more than such consumers hold.
+
+The end of the channel is a word, not a message: it always fits, and no policy drops it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+Policy = Literal["fifo", "newest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,8 @@ class ChannelMessage:
 
     header: bytes
     tensors: tuple[TensorLayout, ...]
+    stream: int = 0
+    """Whose message it is, by the caller's numbers from 0 to 2**64 - 1; what ``Producer.discard`` goes by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +49,16 @@ class Slot:
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Delivery:
-    """A taken message. ``data`` is the whole slot, read-only, valid until release."""
+    """A taken message. ``data`` is the whole slot, read-only, valid until release.
+
+    One that is forgotten without a release is given up with a ResourceWarning, unless something still stands on ``data``.
+    """
 
     index: int
     sequence: int
-    """Counts the channel's messages from 1; without a gap for a FIFO consumer."""
+    """Counts the channel's messages from 1; without a gap for a fifo consumer, but for what was discarded."""
     message: ChannelMessage
     data: memoryview
 
@@ -90,6 +103,20 @@ class Producer(Protocol):
         """Slots that claim would find now."""
         ...
 
+    def discard(self, stream: int) -> None:
+        """Cancel what was published of ``stream``: a consumer that has not taken it yet never gets it.
+
+        A fifo consumer passes it over, and frees its slot, at its next take. Raises ChannelClosedError.
+        """
+        ...
+
+    def num_dropped(self, consumer: int) -> int:
+        """Messages that consumer was passed over with: superseded by a newer one, or discarded. Raises ChannelError.
+
+        Exact; while a take is under way the message it is about to return may still be counted.
+        """
+        ...
+
     def free_fd(self) -> int:
         """An eventfd, readable after a consumer released; the caller reads it before it tries again."""
         ...
@@ -108,6 +135,11 @@ class Consumer(Protocol):
 
     def release(self, delivery: Delivery) -> None:
         """Give up this consumer's count. Raises SlotStateError on a second release."""
+        ...
+
+    @property
+    def num_dropped(self) -> int:
+        """As ``Producer.num_dropped`` of this consumer."""
         ...
 
     def ready_fd(self) -> int:

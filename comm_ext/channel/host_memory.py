@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 import mmap
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 
 from ithaka.comm_ext.channel.base import ChannelClosedError, ChannelError
-from ithaka.comm_ext.channel.layout import RECORD_BYTES, WORD_BYTES, WORD_PUBLISHED, Geometry
+from ithaka.comm_ext.channel.layout import RECORD_BYTES, WORD_BYTES, WORD_PUBLISHED, Geometry, record_stream
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -44,6 +45,10 @@ class Descriptors:
             raise ChannelClosedError(f"channel {self.geometry.channel_id} is closed")
         return self._fds
 
+    @property
+    def is_closed(self) -> bool:
+        return not self._fds
+
     def close(self) -> None:
         fds, self._fds = self._fds, ()
         close_all(fds)
@@ -67,6 +72,11 @@ class Arena:
     def read_record(self, index: int) -> bytes:
         start = self._geometry.record_offset_bytes(index)
         return bytes(self._control[start : start + RECORD_BYTES])
+
+    def read_stream(self, index: int) -> int:
+        """The stream of the message that the slot was last written for."""
+        start = self._geometry.record_offset_bytes(index)
+        return record_stream(self._control[start : start + RECORD_BYTES])
 
     def write_record(self, index: int, record: bytes) -> None:
         start = self._geometry.record_offset_bytes(index)
@@ -107,11 +117,20 @@ def wake(fds: Iterable[int]) -> None:
             os.eventfd_write(fd, 1)
 
 
-def let_go(view: memoryview) -> None:
-    """Release a view that was handed out."""
-    # A view that something was built on (a numpy array, a frame) goes with it.
-    with contextlib.suppress(BufferError):
+def let_go(view: memoryview) -> bool:
+    """Release a view that was handed out. False when something was built on it (a numpy array, a frame), with which it goes."""
+    try:
         view.release()
+    except BufferError:
+        return False
+    return True
+
+
+def warn_unclosed(descriptors: Descriptors, side: str) -> None:
+    """For a side that is collected: a ResourceWarning unless it was closed. Nobody else is told, as if it had died."""
+    if not descriptors.is_closed:
+        descriptors.close()
+        warnings.warn(f"channel {descriptors.geometry.channel_id}: {side} was never closed", ResourceWarning, stacklevel=3)
 
 
 def close_all(fds: Iterable[int]) -> None:

@@ -15,18 +15,30 @@ import threading
 from collections.abc import Sequence
 from typing import Self
 
-from ithaka.comm_ext.channel import ring
+from ithaka.comm_ext.channel import progress, ring
 from ithaka.comm_ext.channel.base import (
     ChannelClosedError,
     ChannelMessage,
     Delivery,
     LayoutError,
+    Policy,
     Slot,
     SlotStateError,
 )
 from ithaka.comm_ext.channel.fence import make_fence
-from ithaka.comm_ext.channel.host_memory import SEALS, Arena, Descriptors, adopt, clear_event, close_all, let_go, wake
-from ithaka.comm_ext.channel.layout import WORD_BYTES, Geometry, decode_record, encode_record
+from ithaka.comm_ext.channel.held import HeldDeliveries
+from ithaka.comm_ext.channel.host_memory import (
+    SEALS,
+    Arena,
+    Descriptors,
+    adopt,
+    clear_event,
+    close_all,
+    let_go,
+    wake,
+    warn_unclosed,
+)
+from ithaka.comm_ext.channel.layout import WORD_BYTES, Geometry, decode_record, encode_record, newest_mask
 
 __all__ = ["HostChannel", "HostConsumer", "HostProducer", "clear_event", "open_consumer", "open_producer"]
 
@@ -38,12 +50,18 @@ class HostChannel:
         """Takes over ``fds``; see ``create``."""
         self._descriptors = Descriptors(geometry, fds)
         self._arena = Arena(self._descriptors.memory, geometry, is_writer=False)
-        self._fence = make_fence()
+        self._fence = make_fence(is_full=geometry.newest_mask != 0)
 
     @classmethod
-    def create(cls, channel_id: int, num_slots: int, slot_bytes: int, num_consumers: int) -> Self:
-        """A new channel. Raises ChannelError for numbers out of range, OSError when the machine refuses."""
-        geometry = Geometry(channel_id, num_slots, slot_bytes, num_consumers)
+    def create(
+        cls, channel_id: int, num_slots: int, slot_bytes: int, num_consumers: int, policies: Sequence[Policy] = ()
+    ) -> Self:
+        """A new channel; ``policies`` one a consumer, or none for fifo everywhere.
+
+        Raises ChannelError for numbers out of range and for unknown policies, OSError when the machine refuses.
+        """
+        mask = newest_mask(channel_id, num_consumers, policies)
+        geometry = Geometry(channel_id, num_slots, slot_bytes, num_consumers, mask)
         fds: list[int] = []
         try:
             fds.append(os.memfd_create(f"ithaka-channel-{channel_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
@@ -89,10 +107,19 @@ class HostChannel:
         ring.drop_consumer(self._arena.words, self._descriptors.geometry, index, self._fence)
         wake((free,))
 
+    def num_dropped(self, consumer: int) -> int:
+        """As ``Producer.num_dropped``."""
+        self._descriptors.all()
+        ring.check_consumer(self._descriptors.geometry, consumer)
+        return progress.num_dropped(self._arena.words, self._descriptors.geometry, consumer, self._fence)
+
     def close(self) -> None:
         """Let go of the descriptors; open sides go on. Idempotent."""
         self._arena.close()
         self._descriptors.close()
+
+    def __del__(self) -> None:
+        warn_unclosed(self._descriptors, "owner")
 
 
 class HostProducer:
@@ -102,7 +129,7 @@ class HostProducer:
         self._descriptors = descriptors
         self._geometry = descriptors.geometry
         self._arena = Arena(descriptors.memory, self._geometry, is_writer=True)
-        self._fence = make_fence()
+        self._fence = make_fence(is_full=self._geometry.newest_mask != 0)
         self._ring = ring.ProducerRing(self._arena.words, self._geometry, self._fence)
         self._claimed: dict[int, Slot] = {}
         self._lock = threading.Lock()
@@ -133,9 +160,11 @@ class HostProducer:
         Raises LayoutError (the slot stays claimed), SlotStateError, ChannelClosedError.
         """
         with self._lock:
-            self._check_open()
+            self._check_open(f", slot {slot.index}: {message.tensors} can't be published")
             if self._claimed.get(slot.index) is not slot:
-                raise SlotStateError(f"channel {self.channel_id}: slot {slot.index} is not claimed here, or was published")
+                raise SlotStateError(
+                    f"channel {self.channel_id}: slot {slot.index} is not claimed here, or was published; {message.tensors}"
+                )
             self._arena.write_record(slot.index, encode_record(self._geometry, slot.index, message))
             sequence = self._ring.publish(slot.index)
             del self._claimed[slot.index]
@@ -148,6 +177,19 @@ class HostProducer:
         """Slots that claim would find now."""
         with self._lock:
             return 0 if self._is_closed else self._ring.num_free
+
+    def discard(self, stream: int) -> None:
+        """Cancel what was published of ``stream`` and not taken yet. Raises ChannelClosedError."""
+        with self._lock:
+            self._check_open()
+            self._ring.discard(lambda slot: self._arena.read_stream(slot) == stream)
+
+    def num_dropped(self, consumer: int) -> int:
+        """See ``base.Producer``. Raises ChannelClosedError, ChannelError for an unknown consumer."""
+        with self._lock:
+            self._check_open()
+            ring.check_consumer(self._geometry, consumer)
+            return progress.num_dropped(self._arena.words, self._geometry, consumer, self._fence)
 
     def free_fd(self) -> int:
         """An eventfd, readable after a release; read it (``clear_event``) before trying again. Raises ChannelClosedError."""
@@ -168,9 +210,12 @@ class HostProducer:
             self._arena.close()
             self._descriptors.close()
 
-    def _check_open(self) -> None:
+    def _check_open(self, place: str = "") -> None:
         if self._is_closed:
-            raise ChannelClosedError(f"channel {self.channel_id}: this producer is closed")
+            raise ChannelClosedError(f"channel {self.channel_id}{place}: this producer is closed")
+
+    def __del__(self) -> None:
+        warn_unclosed(self._descriptors, "producer")
 
 
 class HostConsumer:
@@ -181,9 +226,10 @@ class HostConsumer:
         self._geometry = descriptors.geometry
         self._index = index
         self._arena = Arena(descriptors.memory, self._geometry, is_writer=False)
-        self._fence = make_fence()
-        self._ring = ring.ConsumerRing(self._arena.words, self._geometry, index, self._fence)
-        self._held: dict[int, Delivery] = {}
+        self._fence = make_fence(is_full=self._geometry.newest_mask != 0)
+        free, ready = descriptors.free, descriptors.ready[index : index + 1]
+        self._ring = ring.ConsumerRing(self._arena.words, self._geometry, index, self._fence, lambda: wake((free,)))
+        self._held = HeldDeliveries(f"channel {self._geometry.channel_id}, consumer {index}", lambda: wake(ready))
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -195,6 +241,17 @@ class HostConsumer:
     def num_slots(self) -> int:
         return self._geometry.num_slots
 
+    @property
+    def policy(self) -> Policy:
+        return "newest" if self._geometry.is_newest(self._index) else "fifo"
+
+    @property
+    def num_dropped(self) -> int:
+        """See ``base.Consumer``. Raises ChannelClosedError."""
+        with self._lock:
+            self._check_open()
+            return progress.num_dropped(self._arena.words, self._geometry, self._index, self._fence)
+
     def take(self) -> Delivery | None:
         """The next message, or None when there is none yet. Raises ChannelClosedError when none can follow.
 
@@ -202,6 +259,8 @@ class HostConsumer:
         """
         with self._lock:
             self._check_open()
+            for sequence in self._held.reap():
+                self._ring.release(sequence)
             taken = self._ring.take()
             if taken is None:
                 return None
@@ -209,23 +268,18 @@ class HostConsumer:
             try:
                 message = decode_record(self._geometry, index, self._arena.read_record(index))
             except LayoutError:
-                self._give_up(sequence)
+                self._ring.release(sequence)
                 raise
             delivery = Delivery(index, sequence, message, self._arena.slot(index))
-            self._held[sequence] = delivery
+            self._held.add(delivery)
             return delivery
 
     def release(self, delivery: Delivery) -> None:
         """Give up this consumer's count. Raises SlotStateError on a second release, ChannelClosedError."""
         with self._lock:
             self._check_open()
-            if self._held.get(delivery.sequence) is not delivery:
-                raise SlotStateError(
-                    f"channel {self.channel_id}, slot {delivery.index}: message {delivery.sequence} was released before"
-                )
-            del self._held[delivery.sequence]
-            let_go(delivery.data)
-            self._give_up(delivery.sequence)
+            self._held.remove(delivery)
+            self._ring.release(delivery.sequence)
 
     def ready_fd(self) -> int:
         """An eventfd, readable after a publish or a close; read it (``clear_event``) before trying again.
@@ -243,19 +297,16 @@ class HostConsumer:
             self._is_closed = True
             ring.drop_consumer(self._arena.words, self._geometry, self._index, self._fence)
             wake((self._descriptors.free,))
-            for delivery in self._held.values():
-                let_go(delivery.data)
             self._held.clear()
             self._arena.close()
             self._descriptors.close()
 
-    def _give_up(self, sequence: int) -> None:
-        self._ring.release(sequence)
-        wake((self._descriptors.free,))
-
     def _check_open(self) -> None:
         if self._is_closed:
             raise ChannelClosedError(f"channel {self.channel_id}: consumer {self._index} is closed")
+
+    def __del__(self) -> None:
+        warn_unclosed(self._descriptors, f"consumer {self._index}")
 
 
 def open_producer(fds: Sequence[int]) -> HostProducer:

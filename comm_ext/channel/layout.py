@@ -9,10 +9,11 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from ithaka.comm_ext.channel.base import ChannelError, ChannelMessage, LayoutError, TensorLayout
+from ithaka.comm_ext.channel.base import ChannelError, ChannelMessage, LayoutError, Policy, TensorLayout
 
-MAGIC = 0x314C4E4843414854  # "THACHNL1" as little-endian bytes
+MAGIC = 0x324C4E4843414854  # "THACHNL2" as little-endian bytes
 PAGE_BYTES = 4096
 RECORD_BYTES = 4096
 """Of one message: its length (8 bytes), header and layouts."""
@@ -23,8 +24,12 @@ MAX_TENSORS = 64
 MAX_DIMENSIONS = 8
 
 WORD_BYTES = 8
-WORD_MAGIC, WORD_CHANNEL_ID, WORD_NUM_SLOTS, WORD_SLOT_BYTES, WORD_NUM_CONSUMERS, WORD_PUBLISHED, WORD_CLOSED = range(7)
+WORD_MAGIC, WORD_CHANNEL_ID, WORD_NUM_SLOTS, WORD_SLOT_BYTES, WORD_NUM_CONSUMERS, WORD_NEWEST = range(6)
+WORD_PUBLISHED, WORD_CLOSED = 6, 7
 _NUM_FIXED_WORDS = 8
+_PROGRESS_WORDS = 5
+MIN_SLOTS_FOR_NEWEST = 3
+"""One that the consumer holds, the newest, and one to write."""
 
 ITEM_BYTES = {
     "bool": 1,
@@ -45,7 +50,7 @@ ITEM_BYTES = {
 }
 """The dtypes that travel, with their item's bytes."""
 
-_COUNTS = struct.Struct("<IH")
+_COUNTS = struct.Struct("<QIH")
 _TENSOR = struct.Struct("<QBB")
 
 
@@ -53,15 +58,18 @@ _TENSOR = struct.Struct("<QBB")
 class Geometry:
     """The shape of one channel; everything else follows from it.
 
-    Words, in order: the fixed ones (``WORD_…``), ``gone`` of each consumer, ``queue`` (the slot of each sequence, modulo the
-    slots), ``holds`` of each slot (the sequence it was last written for), ``released`` of each consumer and slot (the
-    sequence it last gave up there). Every word has one writer.
+    Words, in order: the fixed ones (``WORD_…``), ``gone`` and ``progress`` of each consumer, ``queue`` (the slot of each
+    sequence, modulo the slots), ``holds`` (the sequence it was last written for) and ``discarded`` (the sequence that was
+    cancelled there) of each slot, ``released`` and ``taken`` of each consumer and slot (the sequence it last gave up there;
+    the one a newest-wins consumer holds). Every word has one writer; ``gone`` may be the owner's, for a dead consumer.
     """
 
     channel_id: int
     num_slots: int
     slot_bytes: int
     num_consumers: int
+    newest_mask: int = 0
+    """Bit i: consumer i is newest-wins."""
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -69,25 +77,43 @@ class Geometry:
             ("num_slots", self.num_slots, 1, MAX_SLOTS),
             ("slot_bytes", self.slot_bytes, 1, MAX_SLOT_BYTES),
             ("num_consumers", self.num_consumers, 1, MAX_CONSUMERS),
+            ("newest_mask", self.newest_mask, 0, (1 << min(self.num_consumers, MAX_CONSUMERS)) - 1),
         ):
             if not low <= value <= high:
                 raise ChannelError(f"channel {self.channel_id}: {name} is {value}, it must lie in {low}..{high}")
+        if self.newest_mask and self.num_slots < MIN_SLOTS_FOR_NEWEST:
+            raise ChannelError(
+                f"channel {self.channel_id}: num_slots is {self.num_slots}, a newest-wins consumer needs {MIN_SLOTS_FOR_NEWEST}"
+            )
+
+    def is_newest(self, consumer: int) -> bool:
+        return bool(self.newest_mask >> consumer & 1)
 
     def gone_word(self, consumer: int) -> int:
         return _NUM_FIXED_WORDS + consumer
 
+    def progress_word(self, consumer: int) -> int:
+        """The first of ``_PROGRESS_WORDS``; see ``ring``."""
+        return _NUM_FIXED_WORDS + self.num_consumers + consumer * _PROGRESS_WORDS
+
     def queue_word(self, sequence: int) -> int:
-        return _NUM_FIXED_WORDS + self.num_consumers + (sequence - 1) % self.num_slots
+        return self.progress_word(self.num_consumers) + (sequence - 1) % self.num_slots
 
     def holds_word(self, slot: int) -> int:
-        return _NUM_FIXED_WORDS + self.num_consumers + self.num_slots + slot
+        return self.progress_word(self.num_consumers) + self.num_slots + slot
+
+    def discarded_word(self, slot: int) -> int:
+        return self.progress_word(self.num_consumers) + 2 * self.num_slots + slot
 
     def released_word(self, consumer: int, slot: int) -> int:
-        return _NUM_FIXED_WORDS + self.num_consumers + (2 + consumer) * self.num_slots + slot
+        return self.progress_word(self.num_consumers) + (3 + consumer) * self.num_slots + slot
+
+    def taken_word(self, consumer: int, slot: int) -> int:
+        return self.released_word(self.num_consumers + consumer, slot)
 
     @property
     def num_words(self) -> int:
-        return self.released_word(self.num_consumers, 0)
+        return self.taken_word(self.num_consumers, 0)
 
     def record_offset_bytes(self, slot: int) -> int:
         return _round_up(self.num_words * WORD_BYTES, PAGE_BYTES) + slot * RECORD_BYTES
@@ -107,7 +133,7 @@ class Geometry:
 
     def fixed_words(self) -> tuple[int, ...]:
         """The words that the owner writes once, from index 0."""
-        return (MAGIC, self.channel_id, self.num_slots, self.slot_bytes, self.num_consumers)
+        return (MAGIC, self.channel_id, self.num_slots, self.slot_bytes, self.num_consumers, self.newest_mask)
 
     @classmethod
     def from_words(cls, words: Sequence[int]) -> Geometry:
@@ -115,6 +141,18 @@ class Geometry:
         if len(words) < WORD_PUBLISHED or words[WORD_MAGIC] != MAGIC:
             raise ChannelError("this descriptor is no tensor channel of this version")
         return cls(*(int(word) for word in words[WORD_CHANNEL_ID:WORD_PUBLISHED]))
+
+
+def newest_mask(channel_id: int, num_consumers: int, policies: Sequence[Policy]) -> int:
+    """The policies, one a consumer or none for fifo everywhere, as ``Geometry.newest_mask``. Raises ChannelError."""
+    if policies and len(policies) != num_consumers:
+        raise ChannelError(f"channel {channel_id}: {len(policies)} policies for {num_consumers} consumers")
+    mask = 0
+    for index, policy in enumerate(policies):
+        if policy not in get_args(Policy):
+            raise ChannelError(f"channel {channel_id}, consumer {index}: no policy {policy!r}, there are {get_args(Policy)}")
+        mask |= (policy == "newest") << index
+    return mask
 
 
 def tensor_bytes(layout: TensorLayout) -> int:
@@ -142,7 +180,9 @@ def check_message(geometry: Geometry, slot: int, message: ChannelMessage) -> Non
 def encode_record(geometry: Geometry, slot: int, message: ChannelMessage) -> bytes:
     """The message as its slot's record. Raises LayoutError when it fits neither slot nor record."""
     check_message(geometry, slot, message)
-    parts = [_COUNTS.pack(len(message.header), len(message.tensors)), message.header]
+    if not 0 <= message.stream < 2**64:
+        raise LayoutError(f"{_place(geometry, slot)}: stream is {message.stream}, it must lie in 0..2**64 - 1")
+    parts = [_COUNTS.pack(message.stream, len(message.header), len(message.tensors)), message.header]
     for layout in message.tensors:
         name = layout.dtype.encode()
         parts.append(_TENSOR.pack(layout.offset_bytes, len(name), len(layout.shape)))
@@ -155,6 +195,11 @@ def encode_record(geometry: Geometry, slot: int, message: ChannelMessage) -> byt
             f"{RECORD_BYTES - WORD_BYTES} fit"
         )
     return len(body).to_bytes(WORD_BYTES, "little") + body
+
+
+def record_stream(record: bytes | memoryview) -> int:
+    """The stream of the message in a record."""
+    return int.from_bytes(record[WORD_BYTES : 2 * WORD_BYTES], "little")
 
 
 def decode_record(geometry: Geometry, slot: int, record: bytes | memoryview) -> ChannelMessage:
@@ -172,7 +217,7 @@ def decode_record(geometry: Geometry, slot: int, record: bytes | memoryview) -> 
 
 
 def _parse(body: bytes) -> ChannelMessage:
-    header_bytes, num_tensors = _COUNTS.unpack_from(body)
+    stream, header_bytes, num_tensors = _COUNTS.unpack_from(body)
     at = _COUNTS.size + header_bytes
     header = body[_COUNTS.size : at]
     tensors = []
@@ -186,7 +231,7 @@ def _parse(body: bytes) -> ChannelMessage:
         tensors.append(TensorLayout(shape, name, offset_bytes))
     if at != len(body):
         raise ValueError(f"{len(body)} bytes, {at} read")
-    return ChannelMessage(header, tuple(tensors))
+    return ChannelMessage(header, tuple(tensors), stream)
 
 
 def _place(geometry: Geometry, slot: int) -> str:

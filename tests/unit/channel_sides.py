@@ -50,5 +50,13 @@ def take(consumer: HostConsumer) -> Delivery:
     return delivery
 
 
+def take_number(consumer: HostConsumer) -> int:
+    """The next message's number; it is released."""
+    delivery = take(consumer)
+    number = read(delivery)
+    consumer.release(delivery)
+    return number
+
+
 def is_readable(fd: int) -> bool:
     return bool(select.select([fd], [], [], 0)[0])

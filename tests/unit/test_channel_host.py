@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.unit.channel_sides import SLOT_BYTES, create, is_readable, publish, read, take
+from tests.unit.channel_sides import SLOT_BYTES, create, is_readable, publish, read, take, take_number
 
 from ithaka.comm_ext.channel.base import (
     ChannelClosedError,
@@ -70,7 +70,9 @@ def test_releases_in_any_order(stack: contextlib.ExitStack) -> None:
     consumer.release(deliveries[1])
     assert producer.num_free == 1
     publish(producer, 4)
-    assert [read(delivery) for delivery in (deliveries[0], deliveries[2], take(consumer))] == [1, 3, 4]
+    deliveries.append(take(consumer))
+    assert [read(deliveries[index]) for index in (0, 2, 3)] == [1, 3, 4]
+    consumer.close()
 
 
 def test_the_whole_slot_can_be_used_and_not_a_byte_more(stack: contextlib.ExitStack) -> None:
@@ -81,7 +83,9 @@ def test_the_whole_slot_can_be_used_and_not_a_byte_more(stack: contextlib.ExitSt
     with pytest.raises(LayoutError, match="channel 9, slot 0"):
         producer.publish(slot, ChannelMessage(b"", (TensorLayout((SLOT_BYTES + 1,), "uint8"),)))
     producer.publish(slot, ChannelMessage(b"", (TensorLayout((SLOT_BYTES,), "uint8"),)))
-    assert take(consumer).data == b"\x07" * SLOT_BYTES
+    delivery = take(consumer)
+    assert delivery.data == b"\x07" * SLOT_BYTES
+    consumer.release(delivery)
 
 
 def test_views_end_with_publish_and_release(stack: contextlib.ExitStack) -> None:
@@ -111,12 +115,13 @@ def test_misuse_is_an_error_that_changes_nothing(stack: contextlib.ExitStack) ->
         producer.publish(slot, message)
     other_producer.publish(other_slot, message)
     delivery, foreign = take(consumer), take(other_consumer)
-    with pytest.raises(SlotStateError, match="channel 9, slot 0: message 1"):
+    with pytest.raises(SlotStateError, match="channel 9, consumer 0, slot 0: message 1"):
         consumer.release(foreign)
     consumer.release(delivery)
     with pytest.raises(SlotStateError):
         consumer.release(delivery)
     assert producer.num_free == 3 and other_producer.num_free == 2
+    other_consumer.release(foreign)
 
 
 def test_events_say_when_to_try_again(stack: contextlib.ExitStack) -> None:
@@ -145,7 +150,7 @@ def test_what_was_published_can_be_taken_after_the_producer_closed(stack: contex
     publish(producer, 2)
     producer.close()
     producer.close()
-    assert [read(take(consumer)) for _ in range(2)] == [1, 2]
+    assert [take_number(consumer) for _ in range(2)] == [1, 2]
     for _ in range(2):
         with pytest.raises(ChannelClosedError, match="channel 9"):
             consumer.take()
@@ -162,7 +167,7 @@ def test_the_owner_ends_a_dead_producer(stack: contextlib.ExitStack) -> None:
     assert slot is not None
     channel.close_producer()
     channel.close_producer()
-    assert read(take(consumer)) == 1
+    assert take_number(consumer) == 1
     with pytest.raises(ChannelClosedError):
         consumer.take()
     with pytest.raises(ChannelClosedError):  # it lives after all
@@ -173,7 +178,7 @@ def test_a_dropped_consumer_holds_nothing(stack: contextlib.ExitStack) -> None:
     channel, producer, (first, second) = create(stack, num_slots=2, num_consumers=2)
     publish(producer, 1)
     publish(producer, 2)
-    take(first)
+    held = take(first)
     for _ in range(2):
         second.release(take(second))
     assert producer.num_free == 0
@@ -183,7 +188,10 @@ def test_a_dropped_consumer_holds_nothing(stack: contextlib.ExitStack) -> None:
     with pytest.raises(ChannelClosedError, match="consumer 0"):
         first.take()
     assert publish(producer, 3) == 3
-    assert read(take(second)) == 3
+    assert take_number(second) == 3
+    first.close()
+    with pytest.raises(ChannelClosedError):
+        first.release(held)
     with pytest.raises(ChannelError, match="not 2"):
         channel.drop_consumer(2)
 
@@ -220,6 +228,7 @@ def test_a_successor_takes_again_what_was_not_released(stack: contextlib.ExitSta
     for delivery in taken:
         successor.release(delivery)
     assert producer.num_free == 4
+    dead.close()
 
 
 def test_a_successor_of_the_producer_goes_on(stack: contextlib.ExitStack) -> None:
@@ -229,13 +238,14 @@ def test_a_successor_of_the_producer_goes_on(stack: contextlib.ExitStack) -> Non
     successor = stack.enter_context(contextlib.closing(channel.open_producer()))
     assert successor.num_free == 1
     assert publish(successor, 2) == 2
-    assert [read(take(consumer)) for _ in range(2)] == [1, 2]
+    assert [take_number(consumer) for _ in range(2)] == [1, 2]
 
 
 def test_views_outlive_the_side_that_gave_them(stack: contextlib.ExitStack) -> None:
     _, producer, (consumer,) = create(stack)
     publish(producer, 7)
-    values = np.frombuffer(take(consumer).data, np.int32, 100, 40)
+    delivery = take(consumer)
+    values = np.frombuffer(delivery.data, np.int32, 100, 40)
     consumer.close()
     producer.close()
     assert values[0] == 7
@@ -250,4 +260,4 @@ def test_a_damaged_record_is_an_error_and_released(stack: contextlib.ExitStack) 
     with pytest.raises(LayoutError, match="channel 9, slot 0"):
         consumer.take()
     assert producer.num_free == 1
-    assert read(take(consumer)) == 2
+    assert take_number(consumer) == 2

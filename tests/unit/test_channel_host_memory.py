@@ -115,7 +115,8 @@ def test_opening_and_closing_leaves_nothing() -> None:
         with contextlib.ExitStack() as stack:
             _, producer, (consumer,) = create(stack, slot_bytes=1024 * 1024)
             publish(producer, 1)
-            take(consumer)
+            held = take(consumer)
+            assert held.sequence == 1
 
     for _ in range(20):
         cycle()

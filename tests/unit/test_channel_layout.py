@@ -22,7 +22,9 @@ def layouts(draw: st.DrawFn) -> TensorLayout:
     return TensorLayout(shape, dtype, draw(st.integers(0, 100)) * layout.ITEM_BYTES[dtype])
 
 
-MESSAGES = st.builds(ChannelMessage, st.binary(max_size=600), st.lists(layouts(), max_size=5).map(tuple))
+MESSAGES = st.builds(
+    ChannelMessage, st.binary(max_size=600), st.lists(layouts(), max_size=5).map(tuple), st.integers(0, 2**64 - 1)
+)
 
 
 def fits(message: ChannelMessage) -> bool:
@@ -91,7 +93,7 @@ def test_the_error_names_channel_slot_and_layout() -> None:
 def test_the_last_byte_of_slot_and_record_can_be_used() -> None:
     whole = ChannelMessage(b"", (TensorLayout((100, 100), "uint8"),))
     assert layout.decode_record(GEOMETRY, 0, layout.encode_record(GEOMETRY, 0, whole)) == whole
-    header = b"h" * (layout.RECORD_BYTES - 8 - 6)
+    header = b"h" * (layout.RECORD_BYTES - 8 - 14)
     assert len(layout.encode_record(GEOMETRY, 0, ChannelMessage(header, ()))) == layout.RECORD_BYTES
     with pytest.raises(LayoutError, match="header"):
         layout.encode_record(GEOMETRY, 0, ChannelMessage(header + b"h", ()))
