@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,10 +23,14 @@ class ProcessIdentity:
 
 
 class PeerWatch:
-    """Pidfds of the peers, by rank. A peer that is gone before the watch begins counts as dead."""
+    """Pidfds of the peers, by rank. A peer that is gone before the watch begins counts as dead.
+
+    Any thread may ask, also while another closes: a rank's own thread and the one that watches its device share a watch.
+    """
 
     def __init__(self, processes: Mapping[int, ProcessIdentity]) -> None:
         self._processes = dict(processes)
+        self._lock = threading.Lock()  # a poll object refuses a second caller while it polls
         self._dead: set[int] = set()
         self._rank_of: dict[int, int] = {}
         self._poll = select.poll()
@@ -50,10 +55,11 @@ class PeerWatch:
 
     def dead(self) -> frozenset[int]:
         """Ranks whose process has ended."""
-        for pidfd, _ in self._poll.poll(0):
-            self._poll.unregister(pidfd)
-            self._dead.add(self._rank_of[pidfd])
-        return frozenset(self._dead)
+        with self._lock:
+            for pidfd, _ in self._poll.poll(0):
+                self._poll.unregister(pidfd)
+                self._dead.add(self._rank_of[pidfd])
+            return frozenset(self._dead)
 
     def describe(self, rank: int) -> str:
         """A rank's process in words, for an error: pid, and whether it is stopped."""
@@ -66,9 +72,11 @@ class PeerWatch:
 
     def close(self) -> None:
         """Close the pidfds; afterwards nobody is watched."""
-        for pidfd in self._rank_of:
-            os.close(pidfd)
-        self._rank_of.clear()
+        with self._lock:
+            self._poll = select.poll()  # the old one would see the closed descriptors, or what takes their numbers
+            for pidfd in self._rank_of:
+                os.close(pidfd)
+            self._rank_of.clear()
 
 
 def _stat_fields(pid: int) -> tuple[str, int]:

@@ -65,17 +65,25 @@ class EmulatedRank:
         self.words = memoryview((ctypes.c_char * 16).from_address(self.host_words)).cast("B").cast("Q")
         self.lane = library.create_lane(0)
         self._mapped, self._timeout_ns = mapped, int(timeout_s * 1e9)
-        self._set_recording = ctypes.CDLL(str(path)).cpu_set_recording
-        self._set_recording.argtypes = (ctypes.c_ulonglong,)
+        self._runtime = _runtime_of(path)
         self.seat = Seat(0, rank, (), mapped, self._timeout_ns)
+        self._graphs: list[int] = []
 
     def meet(self, arenas: tuple[int, ...]) -> None:
         """Learn where everybody's arena is."""
         self.seat = Seat(0, self.rank, arenas, self._mapped, self._timeout_ns)
 
-    def record(self, recording: int) -> None:
-        """Pretend that this thread's calls are recorded."""
-        self._set_recording(recording)
+    def record(self, recording: int, body: Callable[[], None]) -> int:
+        """What ``body`` calls, recorded under a number of its own; for ``replay``."""
+        graph: int = self._runtime.cpu_record_begin(recording)
+        body()
+        self._runtime.cpu_record_end()
+        self._graphs.append(graph)
+        return graph
+
+    def replay(self, graph: int) -> None:
+        """Make the recorded calls."""
+        self._runtime.cpu_replay(graph)
 
     def exchange(self, site: EmulatedSite, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()) -> int:
         """Send and wait; the slot."""
@@ -118,6 +126,8 @@ class EmulatedRank:
         """Give all of it back."""
         self.words.release()
         self.library.destroy_lane(0, self.lane)
+        for graph in self._graphs:
+            self._runtime.cpu_record_free(graph)
         self.library.free_host_words(self.host_words)
         self.library.free_arena(0, self.arena)
 
@@ -127,6 +137,14 @@ class EmulatedRank:
         site.structs = [struct]
         site.uses += 1
         return struct, (ctypes.c_uint64 * 3)(*[tensor.data_ptr() for tensor in tensors])
+
+
+def _runtime_of(path: Path) -> ctypes.CDLL:
+    runtime = ctypes.CDLL(str(path))
+    runtime.cpu_record_begin.argtypes, runtime.cpu_record_begin.restype = (ctypes.c_ulonglong,), ctypes.c_void_p
+    for function in (runtime.cpu_replay, runtime.cpu_record_free):
+        function.argtypes = (ctypes.c_void_p,)
+    return runtime
 
 
 def place(plans: Sequence[ExchangePlan], index: int, offset: int, num_slots: int, signature: int) -> Placement:

@@ -52,6 +52,10 @@ def sides(direction: Direction, data: torch.Tensor, rank: int, num_ranks: int) -
     return (by_sequence, by_heads) if direction is Direction.SCATTER else (by_heads, by_sequence)
 
 
+def void(_: object) -> None:
+    """For a body that returns nothing."""
+
+
 def site_of(
     rank: EmulatedRank, direction: Direction, num_ranks: int, launch: Launch, index: int, slots: int = 3, signature: int = 7
 ) -> EmulatedSite:
@@ -85,22 +89,74 @@ def test_exchanges_in_a_row(engine: Path, num_ranks: int, launch: Launch) -> Non
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
 def test_one_slot_alone_takes_the_opening_barrier_each_time(engine: Path, launch: Launch) -> None:
-    """As in a graph of one call that is replayed: the slot is always the same, and its reader may be slow."""
+    """A graph of one call: the slot is always the same, and its reader may be slow."""
 
     def body(rank: EmulatedRank) -> None:
         site = site_of(rank, Direction.SCATTER, 2, launch, 0)
         delays = random.Random(10 + rank.rank)
+        x = sides(Direction.SCATTER, whole(0, 2), rank.rank, 2)[0].clone()
+        graph = rank.record(1, lambda: void(rank.exchange(site, [x])))
         for turn in range(20):
-            x, wanted = sides(Direction.SCATTER, whole(turn, 2), rank.rank, 2)
-            site.uses = 0  # a replay knows nothing of earlier ones
-            rank.record(turn + 1)
-            rank.exchange(site, [x])
+            fresh, wanted = sides(Direction.SCATTER, whole(turn, 2), rank.rank, 2)
+            x.copy_(fresh)
+            rank.replay(graph)
             got = rank.result(site, 0)
             threading.Event().wait(delays.random() * 0.004)
             assert torch.equal(got, wanted), f"rank {rank.rank}, turn {turn}"
             got.view(torch.uint8).fill_(POISON)
 
     on_every_rank(engine, 2, body)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_graphs_of_odd_numbers_of_calls_in_turn_with_eager_calls(engine: Path, num_ranks: int, launch: Launch) -> None:
+    """Three sites of two and three slots. Neither the host's turn of the slots nor the graphs' is the device's."""
+
+    def body(rank: EmulatedRank) -> None:
+        directions = (Direction.SCATTER, Direction.GATHER, Direction.SCATTER)
+        sites = [
+            site_of(rank, direction, num_ranks, launch, index, slots, index + 1)
+            for index, (direction, slots) in enumerate(zip(directions, (3, 3, 2), strict=True))
+        ]
+        inputs = [sides(direction, whole(0, num_ranks), rank.rank, num_ranks)[0].clone() for direction in directions]
+        copied = torch.empty(sites[2].plans[0].output_shape, dtype=torch.bfloat16)
+        delays = random.Random(20 + rank.rank)
+
+        def calls(numbers: Sequence[int]) -> dict[int, torch.Tensor]:
+            """The newest result of each site: a lease, or of the site with two slots a copy."""
+            newest = {}
+            for number in numbers:
+                outs = [copied] if number == 2 else []
+                rank.exchange(sites[number], [inputs[number]], outs)
+                newest[number] = outs[0] if outs else rank.result(sites[number], 0)
+            return newest
+
+        programs = ((0, 2), (0, 2, 1, 0, 2), (1,), (0, 1, 2))
+        calls(programs[3])
+        results: list[dict[int, torch.Tensor]] = []
+        graphs = [
+            rank.record(at + 1, lambda program=program: results.append(calls(program)))
+            for at, program in enumerate(programs[:3])
+        ]
+        for turn in range(16):
+            wanted = []
+            for number, direction in enumerate(directions):
+                fresh, expected = sides(direction, whole(3 * turn + number, num_ranks), rank.rank, num_ranks)
+                inputs[number].copy_(fresh)
+                wanted.append(expected)
+            if turn % 4 == 3:
+                newest = calls(programs[3])
+            else:
+                rank.replay(graphs[turn % 4])
+                newest = results[turn % 4]
+            if delays.random() < 0.5:
+                threading.Event().wait(0.006)  # a slow reader, while the others go on
+            for number, got in newest.items():
+                assert torch.equal(got, wanted[number]), f"rank {rank.rank}, turn {turn}, site {number}"
+                got.view(torch.uint8).fill_(POISON)
+
+    on_every_rank(engine, num_ranks, body)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)

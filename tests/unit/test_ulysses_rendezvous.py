@@ -303,6 +303,44 @@ def test_watch_sees_a_zombie_a_reaped_process_and_a_reused_pid() -> None:
         each.close()
 
 
+def test_threads_may_look_at_once_while_peers_end_and_the_watch_closes() -> None:
+    processes = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
+    identities = {}
+    for rank, process in enumerate(processes):
+        with open(f"/proc/{process.pid}/stat") as stat:
+            identities[rank] = ProcessIdentity(process.pid, int(stat.read().rpartition(")")[2].split()[19]))
+    watch = PeerWatch(identities)
+    closed, failures = threading.Event(), []
+
+    def look() -> None:
+        try:
+            while not closed.is_set():
+                watch.dead()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that threads meet inside
+    try:
+        for thread in threads:
+            thread.start()
+        for rank, process in enumerate(processes):
+            process.kill()
+            process.communicate()
+            assert watch.dead() >= set(range(rank + 1))
+            for _ in range(300):
+                watch.dead()
+        watch.close()
+        assert watch.dead() == {0, 1, 2}  # what was seen stays; the closed descriptors are not looked at
+    finally:
+        closed.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert failures == []
+
+
 def test_own_identity_is_seen_alive() -> None:
     watch = PeerWatch({0: ProcessIdentity.own()})
     assert watch.dead() == frozenset()

@@ -85,12 +85,40 @@ class Stream {
   std::thread thread_;
 };
 
-struct Event {
-  std::shared_ptr<Point> newest;
+// One replay of a recording: its events are reached anew.
+struct Replay {
+  explicit Replay(size_t points) {
+    for (size_t point = 0; point < points; ++point) this->points.push_back(std::make_shared<Point>());
+  }
+  std::vector<std::shared_ptr<Point>> points;
 };
 
+// What was issued while a thread recorded, on whichever streams, in order.
+struct Recording {
+  void replay() {
+    const auto replay = std::make_shared<Replay>(points);
+    for (const auto& [stream, step] : steps) {
+      if (stream == nullptr)
+        step(*replay);
+      else
+        stream->issue([replay, step = step] { step(*replay); });
+    }
+  }
+  std::vector<std::pair<Stream*, std::function<void(Replay&)>>> steps;
+  size_t points = 0;
+};
+
+struct Event {
+  std::shared_ptr<Point> newest;
+  size_t recorded = 0;
+};
+
+inline thread_local Recording* recorder = nullptr;
+
 inline void issue(Stream* stream, std::function<void()> step) {
-  if (stream == nullptr)
+  if (recorder != nullptr)
+    recorder->steps.emplace_back(stream, [step = std::move(step)](Replay&) { step(); });
+  else if (stream == nullptr)
     step();
   else
     stream->issue(std::move(step));
@@ -219,11 +247,20 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = new cpu::Event, cudaSuccess; }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (cpu::recorder != nullptr) {
+    event->recorded = cpu::recorder->points++;
+    cpu::recorder->steps.emplace_back(stream, [at = event->recorded](cpu::Replay& replay) { replay.points[at]->reach(); });
+    return cudaSuccess;
+  }
   event->newest = std::make_shared<cpu::Point>();
   cpu::issue(stream, [point = event->newest] { point->reach(); });
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (cpu::recorder != nullptr) {
+    cpu::recorder->steps.emplace_back(stream, [at = event->recorded](cpu::Replay& replay) { replay.points[at]->await(); });
+    return cudaSuccess;
+  }
   cpu::issue(stream, [point = event->newest] { point->await(); });
   return cudaSuccess;
 }
@@ -243,8 +280,11 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, int
   return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
 }
 
-// Pretend that the calling thread's calls are being recorded; 0: that they are not.
-extern "C" void cpu_set_recording(unsigned long long id);
+// From here on the calling thread's calls are recorded, not made; an id of its own for each recording.
+extern "C" void* cpu_record_begin(unsigned long long id);
+extern "C" void cpu_record_end();
+extern "C" void cpu_replay(void* recording);
+extern "C" void cpu_record_free(void* recording);
 
 #define __global__
 #define __device__

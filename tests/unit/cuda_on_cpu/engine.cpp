@@ -2,4 +2,10 @@
 #include "cuda_runtime.h"
 #include "ulysses.cu"
 
-extern "C" void cpu_set_recording(unsigned long long id) { cpu::recording = id; }
+void* cpu_record_begin(unsigned long long id) {
+  cpu::recording = id;
+  return cpu::recorder = new cpu::Recording;
+}
+void cpu_record_end() { cpu::recording = 0, cpu::recorder = nullptr; }
+void cpu_replay(void* recording) { static_cast<cpu::Recording*>(recording)->replay(); }
+void cpu_record_free(void* recording) { delete static_cast<cpu::Recording*>(recording); }
