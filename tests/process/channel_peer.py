@@ -42,6 +42,15 @@ def deliveries(consumer: HostConsumer) -> Iterator[Delivery]:
             yield delivery
 
 
+def take_all(consumer: HostConsumer) -> list[tuple[int, int]]:
+    """Sequence and number of every message until the end of the channel; each is released."""
+    seen = []
+    for delivery in deliveries(consumer):
+        seen.append((delivery.sequence, read(delivery)))
+        consumer.release(delivery)
+    return seen
+
+
 def claim(producer: HostProducer) -> Slot:
     while (slot := producer.claim()) is None:
         select.select([producer.free_fd()], [], [])

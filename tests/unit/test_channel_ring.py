@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from ithaka.comm_ext.channel import ring
+from ithaka.comm_ext.channel import layout, progress, ring
 from ithaka.comm_ext.channel.base import ChannelClosedError, ChannelError, SlotStateError
 from ithaka.comm_ext.channel.layout import WORD_PUBLISHED, Geometry
 
@@ -42,28 +42,53 @@ def no_fence() -> None:
 
 @dataclass
 class ConsumerModel:
+    is_newest: bool
     waiting: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
+    left_over: list[int] = field(default_factory=list)
+    num_dropped: int = 0
     is_gone: bool = False
 
     @property
     def counts(self) -> set[int]:
-        return set() if self.is_gone else {*self.waiting, *self.held}
+        return set() if self.is_gone else {*self.waiting, *self.held, *self.left_over}
+
+    def publish(self, sequence: int) -> None:
+        if self.is_newest:
+            self.num_dropped += len(self.waiting)
+            self.waiting.clear()
+        self.waiting.append(sequence)
+
+    def take(self, discarded: set[int], newest: int) -> int | None:
+        while self.left_over:
+            sequence = self.left_over.pop(0)
+            if sequence not in discarded and (not self.is_newest or sequence == newest):
+                return sequence
+        while self.waiting:
+            sequence = self.waiting.pop(0)
+            if sequence not in discarded:
+                return sequence
+            self.num_dropped += 1
+        return None
 
 
 class RingMachine(RuleBasedStateMachine):
-    @initialize(num_slots=st.integers(1, 4), num_consumers=st.integers(1, 3), ends_after=st.integers(0, 12))
-    def create(self, num_slots: int, num_consumers: int, ends_after: int) -> None:
+    @initialize(
+        num_slots=st.integers(1, 4), are_newest=st.lists(st.booleans(), min_size=1, max_size=3), ends_after=st.integers(0, 12)
+    )
+    def create(self, num_slots: int, are_newest: list[bool], ends_after: int) -> None:
         self.ends_after = ends_after
-        self.geometry = Geometry(5, num_slots, 64, num_consumers)
+        mask = sum(is_newest << index for index, is_newest in enumerate(are_newest))
+        self.geometry = Geometry(5, max(num_slots, layout.MIN_SLOTS_FOR_NEWEST if mask else 1), 64, len(are_newest), mask)
         self.words = FakeWords(self.geometry.num_words)
         self.payload: dict[int, int] = {}
         self.slot_of: dict[int, int] = {}
         self.claimed: list[int] = []
         self.is_closed = False
-        self.models = [ConsumerModel() for _ in range(num_consumers)]
+        self.discarded: set[int] = set()
+        self.models = [ConsumerModel(is_newest) for is_newest in are_newest]
         self.producer = ring.ProducerRing(self.words, self.geometry, no_fence)
-        self.consumers = [self.open_consumer(index) for index in range(num_consumers)]
+        self.consumers = [self.open_consumer(index) for index in range(len(are_newest))]
 
     def open_consumer(self, index: int) -> ring.ConsumerRing:
         return ring.ConsumerRing(self.words, self.geometry, index, no_fence)
@@ -82,7 +107,7 @@ class RingMachine(RuleBasedStateMachine):
         self.payload[slot] = sequence
         for model in self.models:
             if not model.is_gone:
-                model.waiting.append(sequence)
+                model.publish(sequence)
 
     @rule()
     def claim(self) -> None:
@@ -135,18 +160,40 @@ class RingMachine(RuleBasedStateMachine):
     def take(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.models) - 1))
         model = self.models[index]
-        if model.is_gone or (self.is_closed and not model.waiting):
+        sequence = None if model.is_gone else model.take(self.discarded, len(self.slot_of))
+        if model.is_gone or (self.is_closed and sequence is None):
             with pytest.raises(ChannelClosedError):
                 self.consumers[index].take()
             return
         taken = self.consumers[index].take()
-        if not model.waiting:
+        if sequence is None:
             assert taken is None
             return
-        sequence = model.waiting.pop(0)
         assert taken == (self.slot_of[sequence], sequence)
         assert self.payload[taken[0]] == sequence
         model.held.append(sequence)
+
+    @rule(data=st.data(), num_stores=st.integers(0, 4))
+    def die_in_take_and_be_succeeded(self, data: st.DataObject, num_stores: int) -> None:
+        index = data.draw(st.integers(0, len(self.models) - 1))
+        model = self.models[index]
+        if model.is_gone or model.left_over or not model.waiting or model.waiting[0] in self.discarded:
+            return
+        self.words.stores_left = num_stores
+        try:
+            self.consumers[index].take()
+        except KilledError:
+            assert num_stores < (4 if model.is_newest else 3)
+        else:
+            model.held.append(model.waiting.pop(0))
+        self.words.stores_left = None
+        self.succeed(index)
+
+    @rule(remainder=st.integers(0, 1))
+    def discard(self, remainder: int) -> None:
+        self.producer.discard(lambda slot: self.payload[slot] % 2 == remainder)
+        published = (sequence for sequence, slot in self.slot_of.items() if self.payload[slot] == sequence)
+        self.discarded |= {sequence for sequence in published if sequence % 2 == remainder}
 
     @rule(data=st.data(), dies=st.booleans())
     def release(self, data: st.DataObject, dies: bool) -> None:
@@ -179,7 +226,7 @@ class RingMachine(RuleBasedStateMachine):
 
     def succeed(self, index: int) -> None:
         model = self.models[index]
-        model.waiting = sorted(model.counts)
+        model.left_over = sorted([*model.left_over, *model.held])
         model.held = []
         self.consumers[index] = self.open_consumer(index)
 
@@ -200,6 +247,16 @@ class RingMachine(RuleBasedStateMachine):
     def free_slots_are_the_uncounted_ones(self) -> None:
         free = set(range(self.geometry.num_slots)) - self.counted_slots - set(self.claimed)
         assert self.producer.num_free == len(free)
+
+    @invariant()
+    def drops_are_counted_exactly(self) -> None:
+        for index, model in enumerate(self.models):
+            assert progress.num_dropped(self.words, self.geometry, index, no_fence) == model.num_dropped
+
+    @invariant()
+    def a_newest_consumer_that_holds_nothing_leaves_room(self) -> None:
+        if all(model.is_newest and not model.held and not model.left_over for model in self.models):
+            assert self.producer.num_free + len(self.claimed) >= self.geometry.num_slots - 1
 
     @invariant()
     def what_is_counted_is_intact(self) -> None:
