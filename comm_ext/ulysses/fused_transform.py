@@ -29,7 +29,7 @@ class QkNorm:
     @classmethod
     def of(cls, q_weight: torch.Tensor, k_weight: torch.Tensor, *, eps: float, span: Span) -> QkNorm:
         """From weights of any dtype."""
-        return cls(*(weight.detach().float().contiguous() for weight in (q_weight, k_weight)), eps, span)
+        return cls(q_weight.detach().float().contiguous(), k_weight.detach().float().contiguous(), eps, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class QkTransform:
         """Raises UlyssesInputError where weights or phases don't fit these queries and keys."""
         if self.norm is not None:
             for x, weight in ((q, self.norm.q_weight), (k, self.norm.k_weight)):
-                wanted = (x.shape[3],) if self.norm.span == "head" else (x.shape[2] * x.shape[3],)
-                _check(weight, wanted, torch.float32, x.device, f"the weight of a norm over a {self.norm.span}")
+                channels = x.shape[3] if self.norm.span == "head" else x.shape[2] * x.shape[3]
+                _check(weight, (channels,), torch.float32, x.device, f"the weight of a norm over a {self.norm.span}")
                 if not weight.is_contiguous():
                     raise UlyssesInputError(UlyssesErrorCode.BAD_ARGUMENT, "the weight of a norm must be contiguous")
             if self.norm.span not in ("head", "row") or not self.norm.eps >= 0:
                 raise UlyssesInputError(UlyssesErrorCode.BAD_ARGUMENT, f"a norm over head or row, eps >= 0, not {self.norm}")
         if self.rope is not None:
             phases = self.rope.phases
-            wanted = (q.shape[1], q.shape[3] // 2) if phases.dim() == 2 else (q.shape[0], q.shape[1], q.shape[3] // 2)
-            _check(phases, wanted, torch.complex64, q.device, "phases")
+            batch = () if phases.dim() == 2 else (q.shape[0],)
+            _check(phases, (*batch, q.shape[1], q.shape[3] // 2), torch.complex64, q.device, "phases")
             if q.shape[3] % 2 or self.rope.pairing not in ("interleaved", "halves"):
                 raise UlyssesInputError(
                     UlyssesErrorCode.BAD_ARGUMENT,
@@ -91,7 +91,7 @@ def _turned(x: torch.Tensor, rope: QkRope) -> torch.Tensor:
     if rope.pairing == "halves":
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    first, second = x.view(*x.shape[:-1], -1, 2).unbind(-1)
     return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
 
 
