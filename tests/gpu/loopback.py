@@ -39,17 +39,32 @@ def stream_of(rank: int) -> torch.cuda.ExternalStream:
     return torch.cuda.ExternalStream(stream.value, device=0)  # type: ignore[no-untyped-call]
 
 
-class Lanes:
-    """Lanes of closed communicators serve the next ones."""
+class LaneStruct(ctypes.Structure):
+    """UlLane."""
 
-    def __init__(self) -> None:
+    _fields_ = (
+        ("stream", ctypes.c_void_p),
+        ("begun", ctypes.c_void_p),
+        ("sent", ctypes.c_void_p),
+        ("own_done", ctypes.c_void_p),
+    )
+
+
+class Lanes:
+    """Lanes of closed communicators serve the next ones. ``in_line``: copies are issued on their rank's own stream."""
+
+    def __init__(self, *, in_line: bool) -> None:
         self._free: list[int] = []
+        self._in_line = in_line
         self._lock, self._create = threading.Lock(), CudaLibrary.create_lane
 
     def create(self, library: CudaLibrary, device: int) -> int:
         """In place of CudaLibrary.create_lane."""
         with self._lock:
-            return self._free.pop() if self._free else self._create(library, device)
+            lane = self._free.pop() if self._free else self._create(library, device)
+            if self._in_line:
+                LaneStruct.from_address(lane).stream = torch.cuda.current_stream().cuda_stream
+            return lane
 
     def destroy(self, library: CudaLibrary, device: int, lane: int) -> None:
         """In place of CudaLibrary.destroy_lane."""
@@ -57,7 +72,7 @@ class Lanes:
             self._free.append(lane)
 
 
-_LANES = Lanes()
+_LANES = {in_line: Lanes(in_line=in_line) for in_line in (False, True)}
 
 
 class Threads:
@@ -90,7 +105,7 @@ def engines(num_ranks: int) -> dict[str, Calibration]:
     }
 
 
-def on_every_seat(num_ranks: int, body: Callable[[RankGroup], T]) -> list[T | Exception]:
+def on_every_seat(num_ranks: int, body: Callable[[RankGroup], T], *, in_line: bool = False) -> list[T | Exception]:
     """``body`` in one thread per rank, each on its own stream; what each returned or raised, by rank."""
     descriptors = GroupDescriptors.create(num_ranks)
     outcomes: list[T | Exception] = [RuntimeError("did not run")] * num_ranks
@@ -106,10 +121,11 @@ def on_every_seat(num_ranks: int, body: Callable[[RankGroup], T]) -> list[T | Ex
 
     threads = [threading.Thread(target=run, args=(descriptors.seat(rank),), daemon=True) for rank in range(num_ranks)]
     descriptors.close()
+    lanes = _LANES[in_line]
     with patch.multiple(
         CudaLibrary,
-        create_lane=lambda *arguments: _LANES.create(*arguments),
-        destroy_lane=lambda *arguments: _LANES.destroy(*arguments),
+        create_lane=lambda *arguments: lanes.create(*arguments),
+        destroy_lane=lambda *arguments: lanes.destroy(*arguments),
     ):
         for thread in threads:
             thread.start()
@@ -130,8 +146,9 @@ def on_every_rank(num_ranks: int, body: Callable[[UlyssesCommunicator], T], **op
             communicator.check()
             return result
 
+    in_line = options.pop("in_line", False)
     results = []
-    outcomes = on_every_seat(num_ranks, run)
+    outcomes = on_every_seat(num_ranks, run, in_line=in_line)
     failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     if failures:
         raise ExceptionGroup("; ".join(str(failure)[:300] for failure in failures), failures)

@@ -51,14 +51,22 @@ def test_tags_wait_together(num_ranks: int, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_graphs_replay_between_eager_calls(num_ranks: int, engine: str) -> None:
+    """Words, slots and barriers of replays, with each rank's copies on its own stream.
+
+    A recording with a lane forks: its copies lie beside its kernels. The branches of all graphs of a process share a few
+    queues of the device, so with many ranks on one GPU the copies of one may stand behind the wait of another, which waits
+    for them. That is a matter of ranks that share a GPU. What a forked recording does is shown where they do not: by two
+    processes with a GPU each (test_ulysses_processes.py), and by four ranks whose streams are threads of the CPU
+    (tests/unit/test_cuda_engine.py).
+    """
     together = Threads(num_ranks)
 
     def body(communicator: UlyssesCommunicator) -> None:
         check_graphs(communicator, 40, holding_back(communicator.rank, num_ranks), together)
 
-    on_every_rank(num_ranks, body, calibration=engines(num_ranks)[engine])
+    on_every_rank(num_ranks, body, in_line=True, calibration=engines(num_ranks)[engine])
 
 
 def test_a_held_lease_is_an_error_that_leaves_the_group_usable() -> None:

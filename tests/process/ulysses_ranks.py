@@ -54,9 +54,10 @@ class RankProcess:
         assert select.select([self._pidfd], [], [], DEADLINE_S)[0], f"rank {self.rank} does not end"
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill what is left, and wait until it is gone, with all that it held."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.await_end()
         os.close(self._pidfd)
         self.control.close()
 
@@ -69,11 +70,11 @@ class RankProcess:
 
 
 class RankPool:
-    """Starts ranks by one zygote."""
+    """Starts ranks by one zygote, which plays the scenarios of a module."""
 
-    def __init__(self) -> None:
+    def __init__(self, scenarios: str = "tests.process.ulysses_scenarios") -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.process.ulysses_zygote", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tests.process.ulysses_zygote", str(theirs.fileno()), scenarios]
         paths = [path for path in sys.path if path]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._zygote = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)

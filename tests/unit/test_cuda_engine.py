@@ -135,10 +135,11 @@ def test_graphs_of_odd_numbers_of_calls_in_turn_with_eager_calls(engine: Path, n
         programs = ((0, 2), (0, 2, 1, 0, 2), (1,), (0, 1, 2))
         calls(programs[3])
         results: list[dict[int, torch.Tensor]] = []
-        graphs = [
-            rank.record(at + 1, lambda program=program: results.append(calls(program)))
-            for at, program in enumerate(programs[:3])
-        ]
+
+        def recorded(at: int) -> int:
+            return rank.record(at + 1, lambda: results.append(calls(programs[at])))
+
+        graphs = [recorded(at) for at in range(3)]
         for turn in range(16):
             wanted = []
             for number, direction in enumerate(directions):
