@@ -11,6 +11,8 @@ from ithaka.workers.contract import CloseOnRank, ConfigureRank, OpenOnRank, Rank
 from ithaka.workers.wire import WireError
 
 if TYPE_CHECKING:
+    import torch
+
     from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 
 LEADER = 0
@@ -39,8 +41,11 @@ class Group:
         """On the leader one for each follower in rank order, on a follower the leader's."""
 
     @classmethod
-    def join(cls, configure: ConfigureRank, fds: Sequence[int]) -> Self:
-        """Raises WireError when the descriptors are not those of ``configure``, UlyssesError when the ranks can't meet."""
+    def join(cls, configure: ConfigureRank, fds: Sequence[int], device: torch.device | None = None) -> Self:
+        """``device`` is where the communicator's tensors live; None is the CPU.
+
+        Raises WireError when the descriptors are not those of ``configure``, UlyssesError when the ranks can't meet.
+        """
         num_peers = configure.num_ranks - 1 if configure.rank == LEADER else 1
         if configure.num_ranks == 1:
             num_peers = 0
@@ -55,6 +60,7 @@ class Group:
         communicator = UlyssesCommunicator(
             RankGroup.from_fds(rank=configure.rank, num_ranks=configure.num_ranks, fds=fds[:num_shared]),
             max_bytes=_WINDOW_BYTES,
+            device=device,
             timeout_s=configure.communicator_timeout_s,
         )
         return cls(configure.rank, communicator, peers)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ithaka.comm_ext.ulysses.fused_transform import QkNorm, QkRope
 from ithaka.workers.layers.head_exchange import HeadExchange
 from ithaka.workers.layers.kv_ring import KVRing
 from ithaka.workers.layers.norm import rms_norm
@@ -30,6 +31,12 @@ class HeadShards:
     def scatter_qkv(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[N, s, H, D] three times → [N, S, h, D] three times."""
         return self.exchange.scatter_qkv(q, k, v, **self._splits())
+
+    def norm_turn_scatter(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, norm: QkNorm, rope: QkRope
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``scatter_qkv`` of queries and keys as they were projected, normed and turned on their way."""
+        return self.exchange.fused_qk_norm_rope_scatter(q, k, v, norm=norm, rope=rope, **self._splits())
 
     def gather_heads(self, x: torch.Tensor) -> torch.Tensor:
         """[N, S, h, D] → [N, s, H, D]."""
@@ -78,14 +85,24 @@ class RingSelfAttention:
         memory: FrameMemory,
     ) -> torch.Tensor:
         """``hidden_states`` [N, s, H * D] → the same shape."""
-        q, k, v = project_qkv(attn, hidden_states, lambda qk: rotate_pairs(qk, memory.phases))
-        if memory.shards is not None:
-            q, k, v = memory.shards.scatter_qkv(q, k, v)
-        seen = self._attend(q, k, v, memory)
+        seen = self._attend(*self._project(attn, hidden_states, memory), memory)
         if memory.shards is not None:
             seen = memory.shards.gather_heads(seen)
         out: torch.Tensor = attn.to_out[0](seen.flatten(2))
         return out
+
+    def _project(
+        self, attn: Any, hidden_states: torch.Tensor, memory: FrameMemory
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of all tokens and this rank's heads, [N, S, h, D]."""
+        if memory.shards is not None and hidden_states.is_cuda:
+            q, k, v = (_by_heads(x, attn.heads) for x in _projected(attn, hidden_states))
+            norm = QkNorm.of(attn.norm_q.weight, attn.norm_k.weight, eps=attn.norm_q.eps, span="row")
+            return memory.shards.norm_turn_scatter(q, k, v, norm, QkRope(memory.phases[:, :, 0, 0]))
+        q, k, v = project_qkv(attn, hidden_states, lambda qk: rotate_pairs(qk, memory.phases))
+        if memory.shards is not None:
+            q, k, v = memory.shards.scatter_qkv(q, k, v)
+        return q, k, v
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, memory: FrameMemory) -> torch.Tensor:
         batch = q.shape[0] // len(memory.frames)
@@ -172,6 +189,14 @@ def project_qkv(
     turned = rotate(_by_heads(normed, attn.heads)).to(v.dtype)
     q, k = turned.unbind(2)
     return q, k, _by_heads(v, attn.heads)
+
+
+def _projected(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[N, s, H * D] three times; parts of one tensor where the projections are fused."""
+    if attn.fused_projections:
+        q, k, v = attn.to_qkv(hidden_states).chunk(3, dim=-1)
+        return q, k, v
+    return attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states)
 
 
 def _by_heads(x: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from ithaka.comm_ext.ulysses.fused_transform import QkNorm, QkRope
+
 
 class HeadExchange(Protocol):
     """Ranks hold a share of the sequence with all heads, or the whole sequence with a share of the heads.
@@ -35,4 +37,18 @@ class HeadExchange(Protocol):
         head_splits: list[int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """``scatter_heads`` of three tensors in one exchange."""
+        ...
+
+    def fused_qk_norm_rope_scatter(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        norm: QkNorm | None,
+        rope: QkRope | None,
+        seq_splits: list[int] | None = None,
+        head_splits: list[int] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``scatter_qkv`` of queries and keys that are normed and turned first."""
         ...
