@@ -53,7 +53,7 @@ class Slot:
 class Delivery:
     """A taken message. ``data`` is the whole slot, read-only, valid until release.
 
-    One that is forgotten without a release is given up with a ResourceWarning, unless something still stands on ``data``.
+    One that is forgotten without a release is a ResourceWarning; its slot is taken until the consumer closes.
     """
 
     index: int

@@ -55,14 +55,17 @@ class Descriptors:
 
 
 class Arena:
-    """The mapped memory. Slots are mapped read-only for a reader, so that a stray write can't reach another process."""
+    """The mapped memory. Slots are mapped read-only for a reader, so that a stray write can't reach another process; slots
+    on a device are empty here."""
 
     def __init__(self, memory_fd: int, geometry: Geometry, *, is_writer: bool) -> None:
         self._geometry = geometry
         protection = mmap.PROT_READ | mmap.PROT_WRITE if is_writer else mmap.PROT_READ
-        slots_bytes = geometry.arena_bytes - geometry.control_bytes
         self._control = memoryview(mmap.mmap(memory_fd, geometry.control_bytes))
-        self._slots = memoryview(mmap.mmap(memory_fd, slots_bytes, prot=protection, offset=geometry.control_bytes))
+        self._slots = memoryview(b"")
+        if not geometry.on_device:
+            slots = mmap.mmap(memory_fd, geometry.slots_bytes, prot=protection, offset=geometry.control_bytes)
+            self._slots = memoryview(slots)
         self.words = self._control[: geometry.num_words * WORD_BYTES].cast("Q")
 
     def slot(self, index: int) -> memoryview:
@@ -117,13 +120,11 @@ def wake(fds: Iterable[int]) -> None:
             os.eventfd_write(fd, 1)
 
 
-def let_go(view: memoryview) -> bool:
-    """Release a view that was handed out. False when something was built on it (a numpy array, a frame), with which it goes."""
-    try:
+def let_go(view: memoryview) -> None:
+    """Release a view that was handed out."""
+    # A view that something was built on (a numpy array, a frame) goes with it.
+    with contextlib.suppress(BufferError):
         view.release()
-    except BufferError:
-        return False
-    return True
 
 
 def warn_unclosed(descriptors: Descriptors, side: str) -> None:

@@ -54,14 +54,22 @@ class HostChannel:
 
     @classmethod
     def create(
-        cls, channel_id: int, num_slots: int, slot_bytes: int, num_consumers: int, policies: Sequence[Policy] = ()
+        cls,
+        channel_id: int,
+        num_slots: int,
+        slot_bytes: int,
+        num_consumers: int,
+        policies: Sequence[Policy] = (),
+        *,
+        on_device: bool = False,
     ) -> Self:
-        """A new channel; ``policies`` one a consumer, or none for fifo everywhere.
+        """A new channel; ``policies`` one a consumer, or none for fifo everywhere. With ``on_device`` its slots lie in the
+        memory of the producer's device, and ``cuda_ipc`` opens its sides; the owner needs no device.
 
         Raises ChannelError for numbers out of range and for unknown policies, OSError when the machine refuses.
         """
         mask = newest_mask(channel_id, num_consumers, policies)
-        geometry = Geometry(channel_id, num_slots, slot_bytes, num_consumers, mask)
+        geometry = Geometry(channel_id, num_slots, slot_bytes, num_consumers, mask, int(on_device))
         fds: list[int] = []
         try:
             fds.append(os.memfd_create(f"ithaka-channel-{channel_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
@@ -227,9 +235,9 @@ class HostConsumer:
         self._index = index
         self._arena = Arena(descriptors.memory, self._geometry, is_writer=False)
         self._fence = make_fence(is_full=self._geometry.newest_mask != 0)
-        free, ready = descriptors.free, descriptors.ready[index : index + 1]
+        free = descriptors.free
         self._ring = ring.ConsumerRing(self._arena.words, self._geometry, index, self._fence, lambda: wake((free,)))
-        self._held = HeldDeliveries(f"channel {self._geometry.channel_id}, consumer {index}", lambda: wake(ready))
+        self._held = HeldDeliveries(f"channel {self._geometry.channel_id}, consumer {index}")
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -259,8 +267,6 @@ class HostConsumer:
         """
         with self._lock:
             self._check_open()
-            for sequence in self._held.reap():
-                self._ring.release(sequence)
             taken = self._ring.take()
             if taken is None:
                 return None

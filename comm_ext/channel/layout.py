@@ -24,9 +24,9 @@ MAX_TENSORS = 64
 MAX_DIMENSIONS = 8
 
 WORD_BYTES = 8
-WORD_MAGIC, WORD_CHANNEL_ID, WORD_NUM_SLOTS, WORD_SLOT_BYTES, WORD_NUM_CONSUMERS, WORD_NEWEST = range(6)
-WORD_PUBLISHED, WORD_CLOSED = 6, 7
-_NUM_FIXED_WORDS = 8
+WORD_MAGIC, WORD_CHANNEL_ID, WORD_NUM_SLOTS, WORD_SLOT_BYTES, WORD_NUM_CONSUMERS, WORD_NEWEST, WORD_ON_DEVICE = range(7)
+WORD_PUBLISHED, WORD_CLOSED, WORD_CARD = 7, 8, 9
+_NUM_FIXED_WORDS = 10
 _PROGRESS_WORDS = 5
 MIN_SLOTS_FOR_NEWEST = 3
 """One that the consumer holds, the newest, and one to write."""
@@ -58,7 +58,7 @@ _TENSOR = struct.Struct("<QBB")
 class Geometry:
     """The shape of one channel; everything else follows from it.
 
-    Words, in order: the fixed ones (``WORD_…``), ``gone`` and ``progress`` of each consumer, ``queue`` (the slot of each
+    Words, in order: the fixed ones (``WORD_…``), ``gone``, ``progress`` and ``mapped`` of each consumer, ``queue`` (the slot of each
     sequence, modulo the slots), ``holds`` (the sequence it was last written for) and ``discarded`` (the sequence that was
     cancelled there) of each slot, ``released`` and ``taken`` of each consumer and slot (the sequence it last gave up there;
     the one a newest-wins consumer holds). Every word has one writer; ``gone`` may be the owner's, for a dead consumer.
@@ -70,6 +70,8 @@ class Geometry:
     num_consumers: int
     newest_mask: int = 0
     """Bit i: consumer i is newest-wins."""
+    on_device: int = 0
+    """1: the slots lie in device memory, named by a card (``device_card``) that follows the records; 0: behind the records."""
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -77,6 +79,7 @@ class Geometry:
             ("num_slots", self.num_slots, 1, MAX_SLOTS),
             ("slot_bytes", self.slot_bytes, 1, MAX_SLOT_BYTES),
             ("num_consumers", self.num_consumers, 1, MAX_CONSUMERS),
+            ("on_device", self.on_device, 0, 1),
             ("newest_mask", self.newest_mask, 0, (1 << min(self.num_consumers, MAX_CONSUMERS)) - 1),
         ):
             if not low <= value <= high:
@@ -96,17 +99,21 @@ class Geometry:
         """The first of ``_PROGRESS_WORDS``; see ``ring``."""
         return _NUM_FIXED_WORDS + self.num_consumers + consumer * _PROGRESS_WORDS
 
+    def mapped_word(self, consumer: int) -> int:
+        """The process that has the producer's device memory mapped for that consumer, or 0."""
+        return self.progress_word(self.num_consumers) + consumer
+
     def queue_word(self, sequence: int) -> int:
-        return self.progress_word(self.num_consumers) + (sequence - 1) % self.num_slots
+        return self.mapped_word(self.num_consumers) + (sequence - 1) % self.num_slots
 
     def holds_word(self, slot: int) -> int:
-        return self.progress_word(self.num_consumers) + self.num_slots + slot
+        return self.mapped_word(self.num_consumers) + self.num_slots + slot
 
     def discarded_word(self, slot: int) -> int:
-        return self.progress_word(self.num_consumers) + 2 * self.num_slots + slot
+        return self.mapped_word(self.num_consumers) + 2 * self.num_slots + slot
 
     def released_word(self, consumer: int, slot: int) -> int:
-        return self.progress_word(self.num_consumers) + (3 + consumer) * self.num_slots + slot
+        return self.mapped_word(self.num_consumers) + (3 + consumer) * self.num_slots + slot
 
     def taken_word(self, consumer: int, slot: int) -> int:
         return self.released_word(self.num_consumers + consumer, slot)
@@ -120,20 +127,26 @@ class Geometry:
 
     @property
     def control_bytes(self) -> int:
-        """Words and records; where the slots begin."""
-        return self.record_offset_bytes(self.num_slots)
+        """Words, records and the card; where the slots begin."""
+        return self.record_offset_bytes(self.num_slots + self.on_device)
 
     def slot_offset_bytes(self, slot: int) -> int:
         """From the first slot's start."""
         return slot * _round_up(self.slot_bytes, PAGE_BYTES)
 
     @property
+    def slots_bytes(self) -> int:
+        """All slots, wherever they lie."""
+        return self.slot_offset_bytes(self.num_slots)
+
+    @property
     def arena_bytes(self) -> int:
-        return self.control_bytes + self.slot_offset_bytes(self.num_slots)
+        """Of the channel's host memory."""
+        return self.control_bytes + (0 if self.on_device else self.slots_bytes)
 
     def fixed_words(self) -> tuple[int, ...]:
         """The words that the owner writes once, from index 0."""
-        return (MAGIC, self.channel_id, self.num_slots, self.slot_bytes, self.num_consumers, self.newest_mask)
+        return (MAGIC, self.channel_id, self.num_slots, self.slot_bytes, self.num_consumers, self.newest_mask, self.on_device)
 
     @classmethod
     def from_words(cls, words: Sequence[int]) -> Geometry:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import select
+from collections.abc import Sequence
 
 import numpy as np
 
-from ithaka.comm_ext.channel.base import ChannelMessage, Delivery, TensorLayout
+from ithaka.comm_ext.channel.base import ChannelMessage, Delivery, Policy, TensorLayout
 from ithaka.comm_ext.channel.host_shm import HostChannel, HostConsumer, HostProducer
 
 SLOT_BYTES = 5000
 
 
 def create(
-    stack: contextlib.ExitStack, num_slots: int = 3, num_consumers: int = 1, slot_bytes: int = SLOT_BYTES
+    stack: contextlib.ExitStack,
+    num_slots: int = 3,
+    num_consumers: int = 1,
+    slot_bytes: int = SLOT_BYTES,
+    policies: Sequence[Policy] = (),
 ) -> tuple[HostChannel, HostProducer, list[HostConsumer]]:
-    channel = HostChannel.create(9, num_slots, slot_bytes, num_consumers)
+    channel = HostChannel.create(9, num_slots, slot_bytes, num_consumers, policies)
     stack.callback(channel.close)
     producer = channel.open_producer()
     stack.callback(producer.close)

@@ -136,7 +136,7 @@ def test_parts_of_the_arena_do_not_overlap(num_slots: int, slot_bytes: int, num_
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 2**64 - 1), max_size=7))
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=9))
 def test_foreign_words_are_no_geometry(words: list[int]) -> None:
     with pytest.raises(ChannelError):
         Geometry.from_words(words)

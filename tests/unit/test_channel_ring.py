@@ -297,11 +297,12 @@ def test_words_of_one_channel_do_not_overlap() -> None:
     words = [
         *(geometry.gone_word(index) for index in range(2)),
         *(geometry.progress_word(index) + part for index in range(2) for part in range(5)),
+        *(geometry.mapped_word(index) for index in range(2)),
         *(geometry.queue_word(sequence) for sequence in range(1, 4)),
         *(geometry.holds_word(slot) for slot in range(3)),
         *(geometry.discarded_word(slot) for slot in range(3)),
         *(geometry.released_word(index, slot) for index in range(2) for slot in range(3)),
         *(geometry.taken_word(index, slot) for index in range(2) for slot in range(3)),
     ]
-    assert sorted(words) == list(range(8, geometry.num_words))
+    assert sorted(words) == list(range(10, geometry.num_words))
     assert geometry.queue_word(4) == geometry.queue_word(1)
