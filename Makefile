@@ -23,7 +23,7 @@ serve: $(READY)  ## Set everything up, start the daemon on the embedded model, p
 	@exec $(BIN)/ithaka serve $(if $(CONFIG),-c $(CONFIG))
 
 test: $(DEV_READY) $(WEB_READY)  ## Everything that can be tested without a GPU, in a real browser too
-	@tests/browser.sh
+	@tests/programs.sh
 	@$(BIN)/pytest $(PYTEST_ARGS)
 	@cd clients/web && npm test --silent
 

@@ -23,8 +23,15 @@ DEADLINE_S = 15.0
 class RtcPeer:
     """``pictures`` are decoded by this side's own decoder, in the order they came."""
 
-    def __init__(self, *, with_video: bool, with_channel: bool, codec: str = "video/H264") -> None:
-        self.connection = RTCPeerConnection(RTCConfiguration([]))
+    def __init__(
+        self,
+        *,
+        with_video: bool,
+        with_channel: bool,
+        codec: str = "video/H264",
+        configuration: RTCConfiguration | None = None,
+    ) -> None:
+        self.connection = RTCPeerConnection(configuration or RTCConfiguration([]))
         self.heard: asyncio.Queue[str | bytes] = asyncio.Queue()
         self.pictures: asyncio.Queue[av.VideoFrame] = asyncio.Queue()
         self.channel: RTCDataChannel | None = None
@@ -141,17 +148,22 @@ def _offer_loopback(transport: RTCIceTransport) -> None:
     gather = agent.get_component_candidates
 
     async def gather_loopback(component: int, addresses: list[str]) -> object:
-        return await gather(component, ["127.0.0.1"])
+        # None are given where only a relay may be used.
+        return await gather(component, ["127.0.0.1"] if addresses else [])
 
     agent.get_component_candidates = gather_loopback  # type: ignore[method-assign,assignment]
 
 
 @contextlib.asynccontextmanager
 async def connected(
-    exchange: Callable[[str], Awaitable[str]], *, with_video: bool = False, with_channel: bool = True
+    exchange: Callable[[str], Awaitable[str]],
+    *,
+    with_video: bool = False,
+    with_channel: bool = True,
+    configuration: RTCConfiguration | None = None,
 ) -> AsyncIterator[RtcPeer]:
     """``exchange`` brings an offer to the server and the answer back."""
-    peer = RtcPeer(with_video=with_video, with_channel=with_channel)
+    peer = RtcPeer(with_video=with_video, with_channel=with_channel, configuration=configuration)
     try:
         await peer.accept(await exchange(await peer.offer()))
         yield peer

@@ -38,9 +38,9 @@ WHEN_NUMBER_ABOVE = """
 
 
 @contextlib.contextmanager
-def running_chromium() -> Iterator[Browser]:
+def running_chromium(*more: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS, *more])
         try:
             yield browser
         finally:

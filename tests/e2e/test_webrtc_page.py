@@ -23,8 +23,8 @@ models:
     options: {width: 320, height: 192, fps: 16, chunk_frames: 2}
 sessions: {drain_timeout_s: 2}
 """
-NOWHERE = CONFIG + "webrtc: {host_candidates: [192.0.2.1]}\n"
-"""An address that this machine has not: no path for UDP."""
+NOWHERE = CONFIG + "webrtc: {announced_address: 192.0.2.1}\n"
+"""An address that nobody has: no path for UDP."""
 
 
 @pytest.fixture(scope="module")
