@@ -85,7 +85,7 @@ def _report(options: argparse.Namespace, load_s: float, seconds: list[float], st
 
 def _time_stages(family: WanWorld, stages: dict[str, list[float]]) -> None:
     """Wrap the parts of a step, on this instance only."""
-    sampler, model = family._sampler, family._sampler._model
+    sampler, model = family._denoiser._sampler, family._denoiser._sampler._model
 
     def timed(owner: Any, name: str, stage: Callable[..., str]) -> None:
         inner = getattr(owner, name)
@@ -101,7 +101,7 @@ def _time_stages(family: WanWorld, stages: dict[str, list[float]]) -> None:
     timed(model, "run", lambda tokens, *_: "transformer, " + ("1 row", "2 rows (with KV write)")[tokens.shape[0] - 1])
     timed(sampler, "_noise", lambda *_: "noise")
     timed(sampler, "_told", lambda *_: "controls")
-    timed(family._model.autoencoder, "decode", lambda *_: "decode")
+    timed(family._decoder._autoencoder, "decode", lambda *_: "decode")
 
 
 def _run_group(num_ranks: int) -> None:

@@ -26,16 +26,26 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.comm_ext.ulysses.group import GroupDescriptors, RankGroup
+from ithaka.workers.layers.packed_linear import PackedLinear, can_pack
 
 LAYERS, WIDTH, HEADS, DIM, MLP = 8, 256, 4, 64, 1024
+UP = 2  # index of the layer that GELU follows
 TOKENS, KEY_FRAMES = 64, 1 + 15  # a frame sees itself and 15 before it
 MAX_BYTES = 16 << 20
 
 Scatter = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
 Gather = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _layer(inputs: int, outputs: int, *, gelu: bool) -> nn.Module:
+    linear = nn.Linear(inputs, outputs, bias=False)
+    if can_pack(torch.device("cpu")):
+        return PackedLinear(linear, gelu=gelu)
+    return nn.Sequential(linear, nn.GELU(approximate="tanh")) if gelu else linear
 
 
 class Dit:
@@ -44,10 +54,12 @@ class Dit:
     def __init__(self, num_ranks: int) -> None:
         torch.manual_seed(0)
         self.tokens, self.heads = TOKENS // num_ranks, HEADS // num_ranks
-        sizes = ((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (MLP, WIDTH), (WIDTH, MLP))
-        self.layers = [[torch.randn(size) / size[1] ** 0.5 for size in sizes] for _ in range(LAYERS)]
-        self.modulation = torch.randn(LAYERS, 6, WIDTH) * 0.1
-        self.window = torch.randn(LAYERS, 2, 1, self.heads, KEY_FRAMES * TOKENS, DIM)
+        sizes = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, MLP), (MLP, WIDTH))
+        self.layers = [[_layer(*size, gelu=index == UP) for index, size in enumerate(sizes)] for _ in range(LAYERS)]
+        self.modulation = [(torch.randn(6, WIDTH) * 0.1).unbind() for _ in range(LAYERS)]
+        self.windows = torch.randn(LAYERS, 2, 1, self.heads, KEY_FRAMES * TOKENS, DIM)
+        self.memory = [tuple((each, each[:, :, -TOKENS:].transpose(1, 2)) for each in pair) for pair in self.windows]
+        """Of each layer keys and values: all, and the frame's own as the exchange brings them."""
         self.latents = torch.randn(1, TOKENS, WIDTH)
 
     def local_scatter(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -60,15 +72,17 @@ class Dit:
 
     def forward(self, x: torch.Tensor, scatter: Scatter, gather: Gather) -> torch.Tensor:
         """One forward of ``x`` [1, tokens, width]."""
-        for (qkv, proj, up, down), shift, window in zip(self.layers, self.modulation, self.window, strict=True):
-            h = F.layer_norm(x, (WIDTH,)) * (1 + shift[0]) + shift[1]
-            q, k, v = scatter(*F.linear(h, qkv).view(1, self.tokens, 3, HEADS, DIM).unbind(2))
-            window[0, :, :, -TOKENS:] = k.transpose(1, 2)
-            window[1, :, :, -TOKENS:] = v.transpose(1, 2)
-            attended = F.scaled_dot_product_attention(q.transpose(1, 2), window[0], window[1])
-            x = x + shift[2] * F.linear(gather(attended.transpose(1, 2)).reshape(1, self.tokens, WIDTH), proj)
-            h = F.layer_norm(x, (WIDTH,)) * (1 + shift[3]) + shift[4]
-            x = x + shift[5] * F.linear(F.gelu(F.linear(h, up), approximate="tanh"), down)
+        for (qkv, proj, up, down), told, ((keys, own_keys), (values, own_values)) in zip(
+            self.layers, self.modulation, self.memory, strict=True
+        ):
+            h = torch.addcmul(told[0], F.layer_norm(x, (WIDTH,)), told[1])
+            q, k, v = scatter(*qkv(h).view(1, self.tokens, 3, HEADS, DIM).unbind(2))
+            own_keys.copy_(k)
+            own_values.copy_(v)
+            attended = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values)
+            x = torch.addcmul(x, proj(gather(attended.transpose(1, 2)).view(1, self.tokens, WIDTH)), told[2])
+            h = torch.addcmul(told[3], F.layer_norm(x, (WIDTH,)), told[4])
+            x = torch.addcmul(x, down(up(h)), told[5])
         return x
 
 

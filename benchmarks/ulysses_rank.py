@@ -13,18 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from tests.gpu.exchange_checks import check_alternation, check_cases, check_graphs, check_tagged_group
 
 from benchmarks.ulysses_choice import choose_table
-from benchmarks.ulysses_copies import Copies
 from benchmarks.ulysses_peers import find_peers
-from ithaka.comm_ext.ulysses import cuda_member
 from ithaka.comm_ext.ulysses.communicator import Backend, UlyssesCommunicator
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch, Row
 from ithaka.comm_ext.ulysses.group import RankGroup
@@ -45,10 +41,13 @@ WITH_COPIES = (
     (8, 64, 0.95),
     (16, 64, 0.9),
     (32, 64, 0.75),
+    (32, 64, 0.5),
     (64, 64, 0.5),
+    (64, 64, 0.25),
+    (64, 64, 0.75),
+    (16, 32, 0.8),
 )
 SWEPT = tuple(Launch(remote, local, 0.0) for remote, local in KERNEL_ALONE) + tuple(Launch(*one) for one in WITH_COPIES)
-TRIED = tuple(Launch(remote, local, 0.0) for remote, local in ((16, 8), (32, 32), (64, 32), (100, 32), (64, 64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,6 @@ class Job:
     fds: tuple[tuple[int, int], ...]
     port: int
     directory: str | None
-    trials: dict[str, str]
 
 
 class Processes:
@@ -232,39 +230,12 @@ class Bench:
         self._leave("cuda_calibration.json", table)
         self.say(json.dumps(table, indent=1))
 
-    def trials(self) -> None:
-        """Builds that differ, for some launches and all shapes, Q+K+V at once too."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
-        for name, path in self.job.trials.items():
-            times: dict[str, dict[str, float]] = {}
-            with patch.object(cuda_member, "find_library", partial(Path, path)):
-                for launch in TRIED:
-                    for shape, time_us in self._times(launch, SHAPES[:5], joint=True).items():
-                        times.setdefault(shape, {})[_short(launch.facts())] = time_us
-            bests = {shape: min(row.items(), key=lambda item: item[1]) for shape, row in times.items()}
-            self.say(f"trial {name}: " + " | ".join(f"{shape} {best[0]} {best[1]}" for shape, best in bests.items()))
-            found[name] = times
-        self._leave("ulysses_trials.json", found)
-
-    def copies(self) -> None:
-        """The copy engine alone."""
-        copies = Copies(self.job.rank, self.job.num_ranks)
-        for name, num_bytes, call in copies.all():
-            try:
-                eager_us, graph_us = self.timer.eager(call, samples=5), self.timer.graph(call, samples=5)
-            except Exception as error:  # a call that can't be recorded ends the recording stream too
-                self.say(f"copies {name}: {error!r}"[:200])
-                break
-            rate = num_bytes / graph_us / 1e3
-            self.say(f"copies {num_bytes >> 20} MiB {name}: {graph_us} us in a graph ({rate:.0f} GB/s), {eager_us} eager")
-        copies.close()
-
     def say(self, text: str) -> None:
         """Print once for all ranks."""
         if self.job.rank == 0:
             print(text, flush=True)
 
-    def _times(self, launch: Launch, shapes: Sequence[tuple[int, int]], joint: bool = False) -> dict[str, float]:
+    def _times(self, launch: Launch, shapes: Sequence[tuple[int, int]]) -> dict[str, float]:
         """µs of calls made this way, by direction and shape; launches that can't be best for a shape are left out."""
         times = {}
         with self.communicator(calibration=_only(launch)) as ours:
@@ -275,9 +246,6 @@ class Bench:
                 for direction in Direction:
                     x, _ = self._draw(direction, tokens, heads)
                     times[f"{direction} {tokens}x{heads}"] = self.timer.graph(_call(ours, direction, x, "sweep"), samples=6)
-                if joint and (tokens, heads) in JOINT_SHAPES:
-                    qkv = [self._draw(Direction.SCATTER, tokens, heads)[0] for _ in range(3)]
-                    times[f"Q+K+V {tokens}x{heads}"] = self.timer.graph(partial(ours.scatter_qkv, *qkv), samples=6)
         return times
 
     def _machine(self) -> str:

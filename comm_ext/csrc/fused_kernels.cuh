@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(UL_THREADS, 1) fused_kernel(const __grid_const
   }
   for (uint32_t step = 0; step < call.ranks; ++step) {
     const UlPiece& piece = sending.value[(step + blockIdx.x) % call.ranks];
-    copy_piece<uint4>(piece, Share(piece.units, blockIdx.x, gridDim.x), gate);
+    copy_piece<uint4>(piece, Share(blockIdx.x, gridDim.x), gate);
   }
   if (__syncthreads_or(!gate())) return;
   announce(call, group, use);

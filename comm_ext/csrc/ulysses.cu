@@ -133,6 +133,9 @@ cudaError_t launch_output(const UlPlan& plan, uint32_t slot, const uint64_t* tar
   return launch(ulysses::output_kernel, (uint32_t)(blocks > kOutputBlocks ? kOutputBlocks : blocks), UL_THREADS, stream, output);
 }
 
+// Whether the copy engine has a share of the call: it is announced even where it is empty.
+bool has_copies(const UlCall& call) { return call.expected_words > call.remote_blocks; }
+
 // Kernels see for themselves whether their slot is free; copies can't.
 cudaError_t take_turn(UlTurn* turn, const UlPlan& plan, cudaStream_t stream, int* opens) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -345,7 +348,7 @@ int ul_exchange(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, c
   UL_TRY(guard.status());
   UlCall call = plan->call;
   call.slot = slot;
-  call.waits = plan->copies == 0;
+  call.waits = !has_copies(call);
   if (call.waits) {
     UL_TRY(launch_send(*plan, call, sources, stream));
   } else {
@@ -367,7 +370,7 @@ int ul_send(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, const
   UL_TRY(guard.status());
   UlCall call = plan->call;
   call.slot = slot;
-  if (plan->copies == 0) return (int)launch_send(*plan, call, sources, stream);
+  if (!has_copies(call)) return (int)launch_send(*plan, call, sources, stream);
   UL_TRY(begin_copies(*plan, lane, turn, call, sources, stream));
   UL_TRY(launch_send(*plan, call, sources, stream));
   UL_TRY(cudaEventRecord(lane->own_done, stream));  // the send kernel counts the use that is announced next
@@ -389,7 +392,7 @@ int ul_wait(const UlPlan* const* plans, UlLane* const* lanes, uint32_t sites, cu
   wait.awaits = 1;
   for (uint32_t index = 0; index < sites; ++index) {
     wait.site[index] = site_of(plans[index]->call);
-    if (plans[index]->copies != 0) UL_TRY(cudaStreamWaitEvent(stream, lanes[index]->sent, 0));
+    if (has_copies(plans[index]->call)) UL_TRY(cudaStreamWaitEvent(stream, lanes[index]->sent, 0));
   }
   return (int)launch_finish(wait, stream);
 }

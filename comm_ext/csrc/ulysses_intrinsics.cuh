@@ -3,12 +3,6 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-#ifdef UL_PREFETCH  // of whole pairs of lines
-#define UL_PREFETCHING ".L2::256B"
-#else
-#define UL_PREFETCHING ""
-#endif
-
 namespace ulysses {
 
 __device__ __forceinline__ uint64_t load_acquire(const uint64_t* word) {
@@ -42,7 +36,7 @@ __device__ __forceinline__ uint64_t now_ns() {
 // 16 bytes through the read-only path, not kept in L1: each byte is read once.
 __device__ __forceinline__ uint4 load_once(const uint4* from) {
   uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate" UL_PREFETCHING ".v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(from));
   return value;

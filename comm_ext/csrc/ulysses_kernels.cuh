@@ -3,15 +3,7 @@
 #include "ulysses_rows.h"
 #include "ulysses_words.cuh"
 
-#ifndef UL_ROUND
 #define UL_ROUND 4  // units that a thread has under way at once
-#endif
-#ifndef UL_BLOCKS_PER_MULTIPROCESSOR
-#define UL_BLOCKS_PER_MULTIPROCESSOR 2
-#endif
-#ifndef UL_ORDER
-#define UL_ORDER 0
-#endif
 
 namespace ulysses {
 
@@ -22,33 +14,24 @@ struct Sending {
   UlPiece piece[kPieces];
 };
 
-// The units of a piece that one thread moves: a round of them at a time, `next` apart, rounds `round` apart.
+// The units of a piece that one thread moves: from the first, all blocks side by side.
 struct Share {
-  uint32_t first, next, round, end;
+  uint32_t first, next;
 
-  __device__ __forceinline__ Share(uint32_t units, uint32_t block, uint32_t blocks) {
-#if UL_ORDER == 0  // all blocks side by side
-    first = block * UL_THREADS + threadIdx.x, next = blocks * UL_THREADS, round = UL_ROUND * next, end = units;
-#elif UL_ORDER == 1  // each block a whole round at a time
-    first = block * UL_ROUND * UL_THREADS + threadIdx.x, next = UL_THREADS, round = blocks * UL_ROUND * UL_THREADS, end = units;
-#else  // each block a stretch of its own
-    const uint32_t stretch = ((units + blocks - 1) / blocks + 31) / 32 * 32;
-    first = block * stretch + threadIdx.x, next = UL_THREADS, round = UL_ROUND * UL_THREADS;
-    end = min(units, (block + 1) * stretch);
-#endif
-  }
+  __device__ __forceinline__ Share(uint32_t block, uint32_t blocks)
+      : first(block * UL_THREADS + threadIdx.x), next(blocks * UL_THREADS) {}
 };
 
 // Move this thread's share of a piece. All loads of a round are in flight before its first store; `may_store` is asked between
 // them, so that what the answer takes overlaps with the first loads.
 template <typename Unit, typename Gate>
 __device__ __forceinline__ void copy_piece(const UlPiece& piece, const Share& share, Gate& may_store) {
-  for (uint32_t unit = share.first; unit < share.end; unit += share.round) {
+  for (uint32_t unit = share.first; unit < piece.units; unit += UL_ROUND * share.next) {
     Unit value[UL_ROUND];
     uint64_t target[UL_ROUND];
 #pragma unroll
     for (int i = 0; i < UL_ROUND; ++i) {
-      if (unit + i * share.next < share.end) {
+      if (unit + i * share.next < piece.units) {
         const UlPlace place = ul_place(&piece, unit + i * share.next, sizeof(Unit));
         value[i] = load_once(reinterpret_cast<const Unit*>(place.source));
         target[i] = place.target;
@@ -57,7 +40,7 @@ __device__ __forceinline__ void copy_piece(const UlPiece& piece, const Share& sh
     if (!may_store()) return;
 #pragma unroll
     for (int i = 0; i < UL_ROUND; ++i)
-      if (unit + i * share.next < share.end) *reinterpret_cast<Unit*>(target[i]) = value[i];
+      if (unit + i * share.next < piece.units) *reinterpret_cast<Unit*>(target[i]) = value[i];
   }
 }
 
@@ -136,8 +119,7 @@ __device__ __forceinline__ void count_use(UlRegion* own, uint32_t slot, uint32_t
 // the others copy the own share, on multiprocessors of their own, since stores to peers back up in the pipes of theirs.
 // Each remote block announces its own end: no block waits for another, and no counter is shared.
 template <typename Unit, int kPieces>
-__global__ void __launch_bounds__(UL_THREADS, UL_BLOCKS_PER_MULTIPROCESSOR)
-    send_kernel(const __grid_constant__ Sending<kPieces> sending) {
+__global__ void __launch_bounds__(UL_THREADS) send_kernel(const __grid_constant__ Sending<kPieces> sending) {
   const UlCall& call = sending.call;
   const Group group = group_of(call);
   UlRegion* own = group.region_of(call.rank, call.region);
@@ -152,7 +134,7 @@ __global__ void __launch_bounds__(UL_THREADS, UL_BLOCKS_PER_MULTIPROCESSOR)
       const uint32_t at = (step + blockIdx.x) % peers * call.tensors;
       for (uint32_t tensor = 0; tensor < call.tensors; ++tensor) {
         const UlPiece& piece = sending.piece[at + tensor];
-        copy_piece<Unit>(piece, Share(piece.units, blockIdx.x, call.remote_blocks), gate);
+        copy_piece<Unit>(piece, Share(blockIdx.x, call.remote_blocks), gate);
       }
     }
     if (__syncthreads_or(!gate())) return;
@@ -161,7 +143,7 @@ __global__ void __launch_bounds__(UL_THREADS, UL_BLOCKS_PER_MULTIPROCESSOR)
     OwnGate gate{fault};
     for (uint32_t tensor = 0; tensor < call.tensors; ++tensor) {
       const UlPiece& piece = sending.piece[peers * call.tensors + tensor];
-      copy_piece<Unit>(piece, Share(piece.units, blockIdx.x - call.remote_blocks, call.local_blocks), gate);
+      copy_piece<Unit>(piece, Share(blockIdx.x - call.remote_blocks, call.local_blocks), gate);
     }
     if (__syncthreads_or(!gate())) return;  // and all threads have read the state that is written below
   }
