@@ -302,10 +302,12 @@ def test_a_sleeper_is_woken_by_the_post_and_not_by_its_next_look(monkeypatch: py
 def test_spinning_gets_short_where_waits_are_long_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with joined(2) as (first, second):
         now_ns = [0]
-        monkeypatch.setattr("ithaka.comm_ext.ulysses.rendezvous.time.monotonic_ns", lambda: now_ns[0])
-        monkeypatch.setattr(
-            "ithaka.comm_ext.ulysses.rendezvous.os.sched_yield", lambda: now_ns.__setitem__(0, now_ns[0] + 1000)
-        )
+
+        def read_clock() -> int:
+            now_ns[0] += 1000  # a look at the clock takes its time
+            return now_ns[0]
+
+        monkeypatch.setattr("ithaka.comm_ext.ulysses.rendezvous.time.monotonic_ns", read_clock)
 
         def late_by(extra_ns: int) -> None:
             def post_late(word: int, seen: int, timeout_s: float) -> None:
