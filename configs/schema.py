@@ -80,17 +80,85 @@ class SessionSection(Section):
     """Of one session; each costs one more sending of every frame."""
 
 
+DeviceIndices = tuple[Annotated[int, Field(ge=0, le=63)], ...]
+
+
+class StagesSection(Section):
+    """Which device does which part of a model: CUDA devices by index; on the CPU, equal numbers are one process."""
+
+    denoise: DeviceIndices = Field(min_length=1, max_length=8)
+    """One for each rank; the first one's process leads."""
+    decode: DeviceIndices = Field(min_length=1, max_length=1)
+    """One of its own, or the first of ``denoise``."""
+    verify: DeviceIndices = Field(default=(), max_length=1)
+    """Decodes again what it has time for, and compares: frames that differ are counted and logged."""
+
+    @field_validator("denoise")
+    @classmethod
+    def _ranks_are_apart(cls, devices: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(devices)) < len(devices):
+            raise ValueError("each rank needs a device of its own, one is named twice")
+        return devices
+
+    @model_validator(mode="after")
+    def _stages_are_apart(self) -> Self:
+        if self.decode[0] in self.denoise[1:]:
+            raise ValueError(
+                f"decode: device {self.decode[0]} is that of rank {self.denoise.index(self.decode[0])}; decode on a device of "
+                f"its own, or on the leader's ({self.denoise[0]})"
+            )
+        if set(self.verify) & {*self.denoise, *self.decode}:
+            raise ValueError("verify: a second opinion needs a device that neither denoise nor decode uses")
+        if self.verify and not self.is_apart:
+            raise ValueError(f"verify: it compares with a decode on a device of its own, decode shares {self.decode[0]}")
+        return self
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether decode has a process of its own."""
+        return self.decode[0] not in self.denoise
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the machine must have."""
+        return 1 + max(*self.denoise, *self.decode, *self.verify)
+
+
 class ModelSection(Section):
     name: Name
     family: Name
     ranks: Literal[1, 2, 3, 4, 5, 6, 7, 8] = 1
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """``auto``: CUDA where there are as many devices as ranks, else the CPU."""
+    """``auto``: CUDA where there are as many devices as ranks (with ``stages``: as those name), else the CPU."""
+    stages: StagesSection | None = None
+    """Without: one process a rank, and the first decodes after each step."""
     threads_per_rank: int = Field(default=0, ge=0, le=256)
-    """0: the machine's cores divided by the ranks."""
+    """0: the machine's cores divided by the model's processes."""
     max_sessions: int = Field(default=1, ge=1, le=1024)
     options: dict[str, Any] = Field(default_factory=dict)
     """The family's own; it refuses what it does not know."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stages_give_the_ranks(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "ranks" in values:
+            return values
+        stages = values.get("stages")
+        denoise = stages.get("denoise") if isinstance(stages, dict) else getattr(stages, "denoise", None)
+        # Anything else is refused where it stands.
+        return {**values, "ranks": len(denoise)} if isinstance(denoise, list | tuple) and 1 <= len(denoise) <= 8 else values
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Self:
+        if self.stages is None:
+            return self
+        if self.ranks != len(self.stages.denoise):
+            raise ValueError(
+                f"ranks: {self.ranks}, but stages.denoise names {len(self.stages.denoise)} devices; leave ranks out"
+            )
+        if ":" in self.device:
+            raise ValueError(f"device: {self.device!r} names a device and so does stages; set it to cuda, cpu or auto")
+        return self
 
 
 class EncodeSection(Section):

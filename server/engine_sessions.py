@@ -215,7 +215,7 @@ class EngineSessions:
     def _abandon(self, session: EngineSession, code: str, message: str, *, retryable: bool) -> None:
         # The leader goes on with it until it is told.
         if session.outcome is None:
-            session.leader.send(contract.EndSession(session.request.session_id))
+            session.leader.send(contract.EndSession(session.request.session_id, discard=True))
         self._finish(session, code, message, retryable=retryable)
 
     def _finish(self, session: EngineSession, code: str, message: str, *, retryable: bool) -> None:

@@ -13,6 +13,7 @@ from ithaka.server.encode_service import EncodeService
 from ithaka.server.engine_client import ModelState, ModelStatus
 from ithaka.workers import contract
 from ithaka.workers.child_socket import ChildSocket, close_fds
+from ithaka.workers.stages.contract import STAGES_APART, Placement, Stage
 
 _MIN_FRAME_SLOTS = 8
 _CHUNKS_IN_CHANNEL = 3
@@ -43,6 +44,8 @@ class ModelGroup:
         self._channel_ids = channel_ids
         self._on_session_report, self._on_up, self._on_down, self._on_change = on_session_report, on_up, on_down, on_change
         self._leader: ChildProcess | None = None
+        self._publisher: ChildProcess | None = None
+        """Where frames come from: the leader, or the decode stage."""
         self._frames: HostChannel | None = None
         self._restarts = 0
         self._message = ""
@@ -76,26 +79,26 @@ class ModelGroup:
             self._leader.send(command)
 
     def attach(self, encode: EncodeService) -> None:
-        """Give leader and encode a new channel for frames, where both are up. The old one's frames are lost."""
+        """Give encode and who publishes a new channel for frames, where both are up. The old one's frames are lost."""
         self.detach()
-        if self._leader is None or self.description is None or not encode.is_up:
+        if self._publisher is None or self.description is None or not encode.is_up:
             return
         description = self.description
         num_slots = max(_MIN_FRAME_SLOTS, _CHUNKS_IN_CHANNEL * description.chunk_frames)
         frame_bytes = description.width * description.height * 3 // 2
         self._frames = HostChannel.create(next(self._channel_ids), num_slots, frame_bytes, 1)
         encode.attach_frames(self._frames)
-        self._leader.send(contract.AttachFrames(self._frames.channel_id), self._frames.describe())
+        self._publisher.send(contract.AttachFrames(self._frames.channel_id), self._frames.describe())
 
     def detach(self) -> None:
-        """Encode is gone, or its turn is over: let the leader write on without it. Idempotent."""
+        """Encode is gone, or its turn is over: let who publishes write on without it. Idempotent."""
         if self._frames is not None:
             self._frames.drop_consumer(0)
             self._frames.close()
             self._frames = None
 
     async def drain(self, encode: EncodeService, timeout_s: float) -> None:
-        """The leader is dead: have what it published encoded, and let go of the channel."""
+        """The group is dead: have what it published encoded, and let go of the channel."""
         frames, self._frames = self._frames, None
         if frames is None:
             return
@@ -107,7 +110,7 @@ class ModelGroup:
 
     def close(self) -> None:
         """Every rank is gone, for good. Idempotent."""
-        self._leader = None
+        self._leader = self._publisher = None
         self._is_stopped = True
         self.detach()
         self._on_change(self)
@@ -115,22 +118,24 @@ class ModelGroup:
     # -- tenant --------------------------------------------------------------------------------------------------------
 
     def specs(self) -> tuple[ChildSpec, ...]:
-        fds = rank_fds(self._section.ranks)
+        places = places_of(self._section)
+        fds = rank_fds(self._section.ranks, num_takers=len(places) - self._section.ranks)
         faults, self.next_faults = self.next_faults, {}
         return tuple(
             ChildSpec(
-                name := f"{self.name}/{rank}",
+                name := f"{self.name}/{place.stage if place.stage in STAGES_APART else number}",
                 contract.WORKER_ENTRY,
-                self._configure(rank),
-                fds=fds[rank],
+                self._configure(number, place),
+                fds=fds[number],
                 faults=faults.get(name, ()),
-                obeys_shutdown=rank == 0,
+                obeys_shutdown=number == 0,
             )
-            for rank in range(self._section.ranks)
+            for number, place in enumerate(places)
         )
 
     def on_up(self, children: tuple[ChildProcess, ...], reports: tuple[contract.Report, ...]) -> None:
         self._leader = children[0]
+        self._publisher = next((child for child in children if child.name == f"{self.name}/decode"), self._leader)
         ready = reports[0]
         assert isinstance(ready, contract.WorkerReady)
         self.description = ready.description
@@ -142,7 +147,7 @@ class ModelGroup:
         self._on_session_report(self, report)
 
     async def on_down(self, failure: ChildFailure) -> None:
-        self._leader = None
+        self._leader = self._publisher = None
         self._restarts += 1
         self._message = f"{failure.child} {failure.message}"
         self._on_change(self)
@@ -153,15 +158,16 @@ class ModelGroup:
         self._message = f"{failure.child} {failure.message}"
         self._on_change(self)
 
-    def _configure(self, rank: int) -> contract.ConfigureRank:
+    def _configure(self, number: int, place: Placement) -> contract.ConfigureRank:
         section, limits = self._section, self._limits
         return contract.ConfigureRank(
             group=section.name,
-            rank=rank,
+            rank=number,
             num_ranks=section.ranks,
             model=section.name,
             family=section.family,
             device=section.device,
+            placement=place,
             num_threads=section.threads_per_rank,
             max_sessions=section.max_sessions,
             heartbeat_interval_s=limits.heartbeat_interval_s,
@@ -172,24 +178,41 @@ class ModelGroup:
         )
 
 
-def rank_fds(num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Each rank's descriptors, as ConfigureRank orders them; each rank's own copies."""
-    if num_ranks == 1:
-        return ((),)
-    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
+def places_of(section: ModelSection) -> tuple[Placement, ...]:
+    """The group's processes in the order of their start: the ranks, then the stages apart."""
+    stages = section.stages
+    if stages is None:
+        return tuple(Placement("whole", rank, section.ranks, section.ranks) for rank in range(section.ranks))
+    if not stages.is_apart:
+        return tuple(Placement("overlapped", index, stages.num_devices, section.ranks) for index in stages.denoise)
+    apart: list[tuple[Stage, int]] = [("decode", index) for index in stages.decode]
+    apart += [("verify", index) for index in stages.verify]
+    takers = tuple(stage for stage, _ in apart)
+    num_processes = section.ranks + len(apart)
+    return tuple(
+        Placement(stage, index, stages.num_devices, num_processes, takers if number == 0 else ())
+        for number, (stage, index) in enumerate([*(("denoise", index) for index in stages.denoise), *apart])
+    )
+
+
+def rank_fds(num_ranks: int, *, num_takers: int = 0) -> tuple[tuple[int, ...], ...]:
+    """Each process's descriptors, as ConfigureRank orders them, the ranks before the takers; each its own copies."""
+    processes: list[list[int]] = [[] for _ in range(num_ranks + num_takers)]
+    ranks = processes[:num_ranks]
     try:
-        descriptors = GroupDescriptors.create(num_ranks)
-        try:
-            for fds in ranks:
-                fds.extend(os.dup(fd) for fd in descriptors.fds)
-        finally:
-            descriptors.close()
-        for follower in ranks[1:]:
+        if num_ranks > 1:
+            descriptors = GroupDescriptors.create(num_ranks)
+            try:
+                for fds in ranks:
+                    fds.extend(os.dup(fd) for fd in descriptors.fds)
+            finally:
+                descriptors.close()
+        for other in processes[1:]:
             ours, theirs = ChildSocket.pair()
-            ranks[0].append(ours.detach())
-            follower.append(theirs.detach())
+            processes[0].append(ours.detach())
+            other.append(theirs.detach())
     except BaseException:
-        for fds in ranks:
+        for fds in processes:
             close_fds(fds)
         raise
-    return tuple(tuple(fds) for fds in ranks)
+    return tuple(tuple(fds) for fds in processes)

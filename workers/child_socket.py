@@ -16,12 +16,13 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from ithaka.workers import contract, wire
+from ithaka.workers.stages.contract import AttachLatents
 from ithaka.workers.wire import Message, WireError
 
 MAX_DESCRIPTORS = 64
 """Beside one message; the kernel's own limit is 253."""
 
-_CARRIERS = (contract.ConfigureRank, contract.AttachFrames, contract.AttachPackets)
+_CARRIERS = (contract.ConfigureRank, contract.AttachFrames, contract.AttachPackets, AttachLatents)
 _FD_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * _FD_BYTES)
 _PR_SET_PDEATHSIG = 1

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ithaka.workers.stages.contract import Placement
+
 WORKER_ENTRY = "ithaka.workers.main"
 ENCODE_ENTRY = "ithaka.workers.encode"
 
@@ -33,7 +35,8 @@ class ConfigureRank:
     """The first message a rank reads; argv names nothing but the control socket.
 
     Descriptors: those of the communicator's group (none for one rank), then the plan sockets: on the leader one for each
-    follower in rank order, on a follower one to the leader.
+    follower in rank order and one for each taker, on a follower one to the leader. A stage apart has one, to the leader;
+    its ``rank`` follows the ranks' own.
     """
 
     group: str
@@ -42,6 +45,7 @@ class ConfigureRank:
     model: str
     family: str
     device: str
+    placement: Placement
     num_threads: int
     max_sessions: int
     heartbeat_interval_s: float
@@ -53,7 +57,7 @@ class ConfigureRank:
 
 @dataclass(frozen=True, slots=True)
 class AttachFrames:
-    """A channel for I420 frames: the leader produces, encode consumes. Descriptors: those of ``channel.describe``."""
+    """A channel for I420 frames: leader or decode stage produces, encode consumes. Descriptors: of ``channel.describe``."""
 
     channel_id: int
 
@@ -92,9 +96,11 @@ class GrantFrames:
 
 @dataclass(frozen=True, slots=True)
 class EndSession:
-    """Plan no more chunks; what was generated still goes out. Answered by SessionEnded."""
+    """Plan no more chunks; what was generated still goes out, unless ``discard``. Answered by SessionEnded."""
 
     session_id: str
+    discard: bool = False
+    """Nobody wants the rest: what is not decoded yet never will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ class SessionStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepCompleted:
-    """One chunk is in the channel, through ``last_seq``. Times in milliseconds."""
+    """One chunk is in the channel, through ``last_seq``: as frames, or as latents that will be. Times in milliseconds."""
 
     session_id: str
     chunk: int

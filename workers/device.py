@@ -1,4 +1,4 @@
-"""The device that a rank computes on."""
+"""The device that a process of a group computes on."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import torch
 from ithaka.workers.families.base import FamilyLoadError
 
 
-def pick_device(setting: str, rank: int, num_ranks: int) -> torch.device:
-    """The device of ``rank`` for ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` (the first rank's), the same rule on every rank.
+def pick_device(setting: str, index: int, num_devices: int) -> torch.device:
+    """Device ``index`` of the ``num_devices`` that a group needs, for ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` (the first).
+
+    The same rule in every process of the group.
 
     Raises FamilyLoadError when CUDA is asked for and there are too few devices.
     """
     if setting == "cpu":
         return torch.device("cpu")
-    num_devices = torch.cuda.device_count()
+    num_present = torch.cuda.device_count()
     if setting == "auto":
-        return torch.device("cuda", rank) if num_devices >= num_ranks else torch.device("cpu")
+        return torch.device("cuda", index) if num_present >= num_devices else torch.device("cpu")
     first = int(setting.partition(":")[2] or 0)
-    if first + num_ranks > num_devices:
+    if first + num_devices > num_present:
         raise FamilyLoadError(
-            f"device {setting!r} with {num_ranks} ranks needs {first + num_ranks} CUDA devices, there are {num_devices}; "
-            "lower ranks, or set device to auto or cpu",
+            f"device {setting!r} as ranks or stages ask needs {first + num_devices} CUDA devices, there are {num_present}; "
+            "lower ranks or the numbers in stages, or set device to auto or cpu",
             field="device",
         )
-    return torch.device("cuda", first + rank)
+    return torch.device("cuda", first + index)

@@ -5,29 +5,26 @@ from __future__ import annotations
 import contextlib
 import select
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from ithaka.comm_ext.channel.host_shm import clear_event
 from ithaka.workers import contract
 from ithaka.workers.child_socket import ChildSocket, close_fds
 from ithaka.workers.controls import PendingControls, absorb, take
 from ithaka.workers.families.base import FamilyInputError, FamilySpec
+from ithaka.workers.families.stages import Chunk
 from ithaka.workers.fault import FaultPoints
 from ithaka.workers.group import Group
+from ithaka.workers.outlet import Outlet
 from ithaka.workers.planning import SessionProgress, choose
 from ithaka.workers.pulse import Pulse
-from ithaka.workers.runner import FramePublisher, Runner
+from ithaka.workers.runner import Runner
 from ithaka.workers.session_memory import SessionLimitError, SessionMemory
+from ithaka.workers.stages.contract import LatentsHeader
 from ithaka.workers.wire import WireError
 
 _MAX_COMMANDS_PER_TURN = 1024
 """A flood of commands can't keep the leader from its work."""
-
-OpenChannel = Callable[[list[int]], FramePublisher]
-"""Makes the leader's end of a frame channel from the descriptors that came with AttachFrames; takes them over."""
 
 
 @dataclass(slots=True)
@@ -41,17 +38,17 @@ class LeaderSession:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a planned step went: frames, or nothing more, or a refusal."""
+    """How a planned step went: a chunk, or nothing more, or a refusal."""
 
     step: contract.PlannedStep
     control_id: int
-    frames: torch.Tensor | None
+    chunk: Chunk | None
     step_ms: float
     refusal: FamilyInputError | None = None
 
 
 class LeaderLoop:
-    """Rank 0. Waits on the control socket and the channel's free slots, nowhere else."""
+    """Rank 0. Waits on the control socket and the outlet's room, nowhere else."""
 
     def __init__(
         self,
@@ -63,7 +60,7 @@ class LeaderLoop:
         runner: Runner,
         pulse: Pulse,
         faults: FaultPoints,
-        open_channel: OpenChannel,
+        outlet: Outlet,
     ) -> None:
         self._control = control
         self._group = group
@@ -72,8 +69,7 @@ class LeaderLoop:
         self._runner = runner
         self._pulse = pulse
         self._faults = faults
-        self._open_channel = open_channel
-        self._channel: FramePublisher | None = None
+        self._outlet = outlet
         self._sessions: dict[str, LeaderSession] = {}
         """In the order of their last chunk, longest ago first."""
         self._num_plans = 0
@@ -95,8 +91,8 @@ class LeaderLoop:
     def _receive(self) -> None:
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
-        if self._channel is not None:
-            poll.register(self._channel.free_fd(), select.POLLIN)
+        for fd in self._outlet.wake_fds():
+            poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll(None if self._choose() is None else 0):
             if fd == self._control.fileno():
                 self._take_commands()
@@ -119,7 +115,7 @@ class LeaderLoop:
     def _obey(self, command: object, fds: list[int]) -> None:
         match command:
             case contract.AttachFrames():
-                self._attach(fds)
+                self._outlet.attach(fds)
             case contract.StartSession():
                 self._start(command)
             case contract.ApplyControl(session_id=session_id):
@@ -131,17 +127,12 @@ class LeaderLoop:
                     session.progress = SessionProgress(session_id, known.generated, max(known.through_seq, through_seq))
             case contract.EndSession(session_id=session_id):
                 if session_id in self._sessions:
-                    self._end(session_id, "ended", "")
+                    self._end(session_id, "ended", "", discard=command.discard)
             case contract.Shutdown():
                 self._stopping = True
             case _:
                 close_fds(fds)
                 raise WireError(f"a leader takes no {type(command).__name__}")
-
-    def _attach(self, fds: list[int]) -> None:
-        if self._channel is not None:
-            self._channel.close()
-        self._channel = self._open_channel(fds)
 
     def _start(self, command: contract.StartSession) -> None:
         session_id = command.session_id
@@ -150,18 +141,21 @@ class LeaderLoop:
             self._control.send(contract.SessionEnded(session_id, 0, SessionLimitError.code, refusal))
             return
         # Opening may be collective, so the others hear of it first; they refuse what this rank refuses.
-        self._group.tell(contract.OpenOnRank(session_id, command.seed, command.prompt, command.options))
+        order = contract.OpenOnRank(session_id, command.seed, command.prompt, command.options)
+        self._group.tell(order)
         try:
             with self._pulse.busy():
                 self._memory.open(session_id, seed=command.seed, prompt=command.prompt, options=command.options)
         except FamilyInputError as error:
             self._control.send(contract.SessionEnded(session_id, 0, error.code, str(error)))
             return
+        self._outlet.open_session(order)
         self._sessions[session_id] = LeaderSession(SessionProgress(session_id), PendingControls())
         self._control.send(contract.SessionStarted(session_id))
 
-    def _end(self, session_id: str, code: str, message: str) -> None:
+    def _end(self, session_id: str, code: str, message: str, *, discard: bool = False) -> None:
         session = self._sessions.pop(session_id)
+        self._outlet.close_session(session_id, session.chunk, discard=discard)
         self._group.tell(contract.CloseOnRank(session_id))
         self._memory.close(session_id)
         self._control.send(contract.SessionEnded(session_id, session.progress.generated, code, message))
@@ -169,12 +163,10 @@ class LeaderLoop:
     # -- plan ----------------------------------------------------------------------------------------------------------
 
     def _choose(self) -> str | None:
-        if self._channel is None:
-            return None
         return choose(
             [session.progress for session in self._sessions.values()],
             chunk_frames=self._spec.chunk_frames,
-            free_slots=self._channel.num_free,
+            free_slots=self._outlet.room_frames(),
         )
 
     def _plan(self) -> contract.StepPlan | None:
@@ -204,27 +196,26 @@ class LeaderLoop:
         (step,) = plan.steps
         control_id = self._sessions[step.session_id].pending.control_id
         started = time.monotonic()
-        frames, refusal = None, None
+        chunk, refusal = None, None
         try:
-            frames = self._runner.run(step)
+            chunk = self._runner.run(step)
         except FamilyInputError as error:
             refusal = error
-        return Outcome(step, control_id, frames, (time.monotonic() - started) * 1000, refusal)
+        return Outcome(step, control_id, chunk, (time.monotonic() - started) * 1000, refusal)
 
     # -- report --------------------------------------------------------------------------------------------------------
 
     def _report(self, outcome: Outcome) -> None:
-        session_id = outcome.step.session_id
+        session_id, chunk = outcome.step.session_id, outcome.chunk
         if outcome.refusal is not None:
             self._end(session_id, outcome.refusal.code, str(outcome.refusal))
-        elif outcome.frames is None:
+        elif chunk is None:
             self._end(session_id, "finished", "")
         else:
-            assert self._channel is not None
             session = self._sessions[session_id]
-            first_seq = session.progress.generated + 1
-            self._channel.publish(outcome.frames, outcome.step, first_seq=first_seq, control_id=outcome.control_id)
-            last_seq = session.progress.generated + outcome.frames.shape[0]
+            first_seq, last_seq = session.progress.generated + 1, session.progress.generated + chunk.num_frames
+            header = LatentsHeader(session_id, outcome.step.chunk, first_seq, chunk.num_frames, outcome.control_id)
+            self._outlet.publish(chunk, header)
             session.progress = SessionProgress(session_id, last_seq, session.progress.through_seq)
             session.chunk += 1
             self._control.send(
@@ -235,8 +226,7 @@ class LeaderLoop:
         for session_id in list(self._sessions):
             self._end(session_id, "ended", "")
         self._group.tell(contract.StopRank())
-        if self._channel is not None:
-            self._channel.close()
+        self._outlet.close()
 
 
 class FollowerLoop:

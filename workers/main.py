@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ithaka.workers import contract
 from ithaka.workers.child_entry import begin
 from ithaka.workers.child_log import configure_child_log
+from ithaka.workers.stages.contract import STAGES_APART
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,8 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Loading makes a million objects that stay; searching them for garbage again and again takes a fifth of the start.
     gc.disable()
     configure = beginning.configure
-    configure_child_log(configure.log_level, configure.log_format, group=configure.group, rank=configure.rank)
-    num_threads = configure.num_threads or max(1, len(os.sched_getaffinity(0)) // configure.num_ranks)
+    placement = configure.placement
+    name = {"stage": placement.stage} if placement.stage in STAGES_APART else {"rank": configure.rank}
+    configure_child_log(configure.log_level, configure.log_format, group=configure.group, **name)
+    num_threads = configure.num_threads or max(1, len(os.sched_getaffinity(0)) // placement.num_processes)
     # Read once, when torch is loaded, which is only now.
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     from ithaka.workers.rank import serve_rank

@@ -16,8 +16,9 @@ class Pulse:
     def __init__(self, control: ChildSocket, interval_s: float) -> None:
         self._control = control
         self._interval_s = interval_s
+        self._lock = threading.Lock()
         self._progress = 0
-        self._busy = False
+        self._num_busy = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
@@ -31,21 +32,26 @@ class Pulse:
             self._thread.join()
 
     def progress(self) -> None:
-        """The work went on. Main thread only."""
-        self._progress += 1
+        """The work went on. Any thread."""
+        with self._lock:
+            self._progress += 1
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """While inside, a lack of progress means a hang."""
-        self.progress()
-        self._busy = True
+        """While inside, a lack of progress means a hang. Any thread."""
+        with self._lock:
+            self._progress += 1
+            self._num_busy += 1
         try:
             yield
         finally:
-            self._busy = False
+            with self._lock:
+                self._num_busy -= 1
 
     def _beat(self) -> None:
         # The server's end closes only with the server itself, and then this process goes too.
         with contextlib.suppress(OSError):
             while not self._stopped.wait(self._interval_s):
-                self._control.send(Heartbeat(self._progress, self._busy))
+                with self._lock:
+                    beat = Heartbeat(self._progress, self._num_busy > 0)
+                self._control.send(beat)

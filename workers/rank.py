@@ -4,54 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Callable, Sequence
 
 import structlog
 import torch
 
-from ithaka.comm_ext.channel.host_shm import open_producer
 from ithaka.comm_ext.ulysses.errors import UlyssesError, UlyssesPeerError
 from ithaka.workers.child_socket import ChildSocket
 from ithaka.workers.contract import ConfigureRank, ModelDescription, WorkerFailed, WorkerReady
 from ithaka.workers.device import pick_device
 from ithaka.workers.families.base import FamilyError, FamilyLoadError, FamilySpec
-from ithaka.workers.families.registry import resolve
 from ithaka.workers.fault import FaultPoints
-from ithaka.workers.group import LEADER, Group, GroupBrokenError
+from ithaka.workers.group import LEADER, GroupBrokenError
 from ithaka.workers.loop import FollowerLoop, LeaderLoop
+from ithaka.workers.parts import load_parts
 from ithaka.workers.pulse import Pulse
-from ithaka.workers.runner import FramePublisher, Runner
+from ithaka.workers.runner import Runner
 from ithaka.workers.session_memory import SessionMemory
+from ithaka.workers.stages.contract import STAGES_APART
+from ithaka.workers.stages.process import serve_stage
 
 _log = structlog.get_logger()
 
 
 def serve_rank(control: ChildSocket, configure: ConfigureRank, fds: list[int], num_threads: int, faults: FaultPoints) -> int:
-    """Exit status 0 after Shutdown (StopRank on a follower), 1 after a failure, which is reported."""
+    """Exit status 0 after Shutdown (the leader's word, elsewhere), 1 after a failure, which is reported."""
     torch.set_num_threads(num_threads)
     pulse = Pulse(control, configure.heartbeat_interval_s)
     code = "start_failed"
-    try:
-        # Imported before the ranks meet: from then on they wait for each other for seconds only.
-        load = resolve(configure.family)
-        group = Group.join(configure, fds)
-        family = load(
-            model=configure.model,
-            options=configure.options,
-            device=pick_device(configure.device, configure.rank, configure.num_ranks),
-            rank=configure.rank,
-            num_ranks=configure.num_ranks,
-            communicator=group.communicator,
-        )
+
+    def announce(spec: FamilySpec) -> None:
+        nonlocal code
         code = "step_failed"
         gc.freeze()
         gc.enable()
-        control.send(WorkerReady(configure.rank, _described(family.spec)))
+        control.send(WorkerReady(configure.rank, _described(spec)))
         pulse.start()
-        memory = SessionMemory(family, configure.max_sessions)
-        runner = Runner(family, group, memory, pulse, faults)
-        _serve(control, group, family.spec, memory, runner, pulse, faults)
-        memory.close_all()
-        group.close()
+
+    try:
+        device = pick_device(configure.device, configure.placement.device_index, configure.placement.num_devices)
+        serve = serve_stage if configure.placement.stage in STAGES_APART else _serve_model
+        serve(control, configure, fds, device, pulse, faults, announce)
         return 0
     except Exception as error:
         # The group falls with this rank, so nothing is left to close in order; the process's end frees it all.
@@ -63,28 +56,39 @@ def serve_rank(control: ChildSocket, configure: ConfigureRank, fds: list[int], n
         pulse.stop()
 
 
-def _serve(
+def _serve_model(
     control: ChildSocket,
-    group: Group,
-    spec: FamilySpec,
-    memory: SessionMemory,
-    runner: Runner,
+    configure: ConfigureRank,
+    fds: Sequence[int],
+    device: torch.device,
     pulse: Pulse,
     faults: FaultPoints,
+    announce: Callable[[FamilySpec], None],
 ) -> None:
-    if group.rank != LEADER:
-        FollowerLoop(group=group, memory=memory, runner=runner, pulse=pulse, faults=faults).run()
-        return
-    LeaderLoop(
-        control=control,
-        group=group,
-        spec=spec,
-        memory=memory,
-        runner=runner,
-        pulse=pulse,
-        faults=faults,
-        open_channel=lambda fds: FramePublisher(open_producer(fds), faults),
-    ).run()
+    """Returns after Shutdown (StopRank on a follower). Raises what breaks the group."""
+    num_takers = len(configure.placement.takers)
+    takers = [ChildSocket.from_fd(fd) for fd in fds[len(fds) - num_takers :]]
+    parts = load_parts(configure, fds[: len(fds) - num_takers], device)
+    memory = SessionMemory(parts.model, configure.max_sessions)
+    runner = Runner(parts.compute, parts.model.spec, parts.group, memory, pulse, faults)
+    if parts.group.rank == LEADER:
+        outlet = parts.outlet(takers, pulse, faults)
+        announce(parts.model.spec)
+        LeaderLoop(
+            control=control,
+            group=parts.group,
+            spec=parts.model.spec,
+            memory=memory,
+            runner=runner,
+            pulse=pulse,
+            faults=faults,
+            outlet=outlet,
+        ).run()
+    else:
+        announce(parts.model.spec)
+        FollowerLoop(group=parts.group, memory=memory, runner=runner, pulse=pulse, faults=faults).run()
+    memory.close_all()
+    parts.group.close()
 
 
 def _described(spec: FamilySpec) -> ModelDescription:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ithaka.workers.families.base import FamilyError, FamilySession, ModelFamily
+from ithaka.workers.families.stages import Denoiser
 
 
 class SessionLimitError(FamilyError):
@@ -16,7 +17,7 @@ class SessionLimitError(FamilyError):
 class SessionMemory:
     """Opens, finds and closes sessions of ``family``, at most ``max_sessions`` at once."""
 
-    def __init__(self, family: ModelFamily, max_sessions: int) -> None:
+    def __init__(self, family: ModelFamily | Denoiser, max_sessions: int) -> None:
         self._family = family
         self._max_sessions = max_sessions
         self._sessions: dict[str, FamilySession] = {}

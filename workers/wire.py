@@ -11,6 +11,7 @@ import msgpack
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from ithaka.workers import contract
+from ithaka.workers.stages import contract as stage_contract
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 128 * 1024
@@ -34,6 +35,10 @@ _TAGS: dict[int, type] = {
     33: contract.StepPlan,
     34: contract.CloseOnRank,
     35: contract.StopRank,
+    36: stage_contract.AttachLatents,
+    37: stage_contract.OpenOnStage,
+    38: stage_contract.CloseOnStage,
+    39: stage_contract.StopStage,
     48: contract.AttachPackets,
     49: contract.DetachFrames,
     50: contract.OpenEncoder,
@@ -49,11 +54,12 @@ _TAGS: dict[int, type] = {
     67: contract.FramesDrained,
     80: contract.FrameHeader,
     81: contract.PacketHeader,
+    82: stage_contract.LatentsHeader,
 }
 _TAG_OF = {kind: tag for tag, kind in _TAGS.items()}
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind)) for kind in _TAG_OF}
 
-Message = contract.Command | contract.Report | contract.RankOrder | contract.Header
+Message = contract.Command | contract.Report | contract.RankOrder | contract.Header | stage_contract.StageMessage
 M = TypeVar("M")
 
 

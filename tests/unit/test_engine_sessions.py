@@ -143,7 +143,7 @@ def test_a_lost_encoder_ends_all_and_tells_the_leaders() -> None:
     book.start("b")
     book.sessions.on_encode_lost(FAILURE)
     assert book.ended() == [("a", 0, "encoder_lost", True), ("b", 0, "encoder_lost", True)]
-    assert book.leader.sent[-2:] == [contract.EndSession("a"), contract.EndSession("b")]
+    assert book.leader.sent[-2:] == [contract.EndSession("a", discard=True), contract.EndSession("b", discard=True)]
 
 
 def test_an_encoder_that_fails_ends_its_session() -> None:
@@ -152,7 +152,7 @@ def test_an_encoder_that_fails_ends_its_session() -> None:
     book.packet(1)
     book.sessions.on_encode_report(contract.EncoderFailed("s", "encode_failed", "no"))
     assert book.ended() == [("s", 1, "encode_failed", False)]
-    assert book.leader.sent[-1] == contract.EndSession("s")
+    assert book.leader.sent[-1] == contract.EndSession("s", discard=True)
 
 
 def test_a_gap_in_the_packets_breaks_the_stream() -> None:

@@ -17,6 +17,7 @@ from ithaka.workers.families.base import FamilyInputError, FamilyLoadError
 from ithaka.workers.families.synthetic.family import load
 from ithaka.workers.group import Group
 from ithaka.workers.session_memory import SessionLimitError, SessionMemory
+from ithaka.workers.stages.contract import Placement
 from ithaka.workers.wire import WireError
 
 
@@ -95,6 +96,6 @@ def test_each_rank_gets_its_own_descriptors(num_ranks: int) -> None:
 
 
 def test_wrong_descriptors_are_refused() -> None:
-    configure = ConfigureRank("g", 1, 2, "m", "synthetic", "cpu", 1, 1, 0.1, 1.0)
+    configure = ConfigureRank("g", 1, 2, "m", "synthetic", "cpu", Placement("whole", 1, 2, 2), 1, 1, 0.1, 1.0)
     with pytest.raises(WireError, match="rank 1 of 2 got 1 descriptors"):
         Group.join(configure, [0])

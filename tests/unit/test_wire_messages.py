@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.workers import contract, wire
+from ithaka.workers.stages import contract as stage_contract
 from ithaka.workers.wire import WireError
 
 KINDS: tuple[type[wire.Message], ...] = typing.get_args(wire.Message)
@@ -33,7 +34,7 @@ def messages_of(kind: type) -> st.SearchStrategy[typing.Any]:
 def values_of(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
     if hint in SIMPLE:
         return SIMPLE[hint]
-    if isinstance(hint, type) and hint.__module__ == contract.__name__:
+    if isinstance(hint, type) and hint.__module__ in (contract.__name__, stage_contract.__name__):
         return messages_of(hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:

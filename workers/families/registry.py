@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+from functools import reduce
 from importlib.metadata import entry_points
-from typing import cast
+from typing import Any, cast
 
 from ithaka.workers.families.base import FamilyLoader, FamilyLoadError
+from ithaka.workers.families.stages import DecoderLoader, DenoiserLoader, StageLoaders
 
 ENTRY_POINT_GROUP = "ithaka.families"
 FAMILIES = {
     "labyrinth": "ithaka.workers.families.wan.family:load",
     "synthetic": "ithaka.workers.families.synthetic.family:load",
 }
+
+STAGE_LOADERS = ("load_denoiser", "load_decoder")
+"""What the module of a family that can be staged offers beside its loader."""
 
 
 def family_names() -> tuple[str, ...]:
@@ -22,12 +27,36 @@ def family_names() -> tuple[str, ...]:
 
 def resolve(family: str) -> FamilyLoader:
     """The family's loader; its module is imported only now. Raises FamilyLoadError for an unknown or broken one."""
+    module, attribute = _place_of(family)
+    return cast(FamilyLoader, _imported(family, module, attribute))
+
+
+def resolve_stages(family: str) -> StageLoaders:
+    """The loaders of the family's two stages. Raises FamilyLoadError, also for a family that has none."""
+    module, attribute = _place_of(family)
+    _imported(family, module, attribute)
+    loaders = [getattr(importlib.import_module(module), name, None) for name in STAGE_LOADERS]
+    if None in loaders:
+        raise FamilyLoadError(
+            f"the family {family!r} can't be split into stages: its module has no {' and '.join(STAGE_LOADERS)}; "
+            "remove `stages` and set `ranks`",
+            field="stages",
+        )
+    return StageLoaders(*cast("tuple[DenoiserLoader, DecoderLoader]", loaders))
+
+
+def _place_of(family: str) -> tuple[str, str]:
+    """Module and attribute of the loader."""
+    if family in FAMILIES:
+        module, _, attribute = FAMILIES[family].partition(":")
+        return module, attribute
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=family):
+        return point.module, point.attr
+    raise FamilyLoadError(f"no family is named {family!r}; there are: {', '.join(family_names())}")
+
+
+def _imported(family: str, module: str, attribute: str) -> Any:
     try:
-        if family in FAMILIES:
-            module, _, attribute = FAMILIES[family].partition(":")
-            return cast(FamilyLoader, getattr(importlib.import_module(module), attribute))
-        for point in entry_points(group=ENTRY_POINT_GROUP, name=family):
-            return cast(FamilyLoader, point.load())
+        return reduce(getattr, attribute.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise FamilyLoadError(f"the family {family!r} can't be imported: {error}") from error
-    raise FamilyLoadError(f"no family is named {family!r}; there are: {', '.join(family_names())}")

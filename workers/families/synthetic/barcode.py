@@ -58,7 +58,7 @@ def cell_side(width: int, height: int) -> int:
 def draw(barcode: Barcode, luma_HW: Luma) -> None:
     """Write ``barcode`` into the luma plane ``[height, width]`` in place."""
     side = cell_side(luma_HW.shape[1], luma_HW.shape[0])
-    body = _BODY.pack(barcode.number, _mask(barcode.held), _mask(barcode.tapped), barcode.prompt_check)
+    body = _BODY.pack(barcode.number, mask_of(barcode.held), mask_of(barcode.tapped), barcode.prompt_check)
     data = body + check(body).to_bytes(2, "big")
     bits = np.unpackbits(np.frombuffer(data, np.uint8)).reshape(_ROWS, _COLUMNS)
     cells = np.where(bits, np.uint8(_WHITE), np.uint8(_BLACK))
@@ -77,12 +77,14 @@ def read(luma_HW: Luma) -> Barcode | None:
     if check(data[:-2]) != int.from_bytes(data[-2:], "big"):
         return None
     number, held, tapped, prompt_check = _BODY.unpack(data[:-2])
-    return Barcode(number, _keys(held), _keys(tapped), prompt_check)
+    return Barcode(number, keys_of(held), keys_of(tapped), prompt_check)
 
 
-def _mask(keys: frozenset[str]) -> int:
+def mask_of(keys: frozenset[str]) -> int:
+    """Bit i for ``KEYS[i]``."""
     return sum(1 << bit for bit, key in enumerate(KEYS) if key in keys)
 
 
-def _keys(mask: int) -> frozenset[str]:
+def keys_of(mask: int) -> frozenset[str]:
+    """The reverse of ``mask_of``."""
     return frozenset(key for bit, key in enumerate(KEYS) if mask >> bit & 1)

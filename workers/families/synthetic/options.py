@@ -21,6 +21,8 @@ class ModelOptions(BaseModel):
     chunk_frames: int = Field(default=1, ge=1, le=64)
     step_ms: float = Field(default=0, ge=0, le=60_000)
     """Pretended work of each chunk, with progress at least every 50 ms."""
+    decode_ms: float = Field(default=0, ge=0, le=60_000)
+    """Likewise of its decoding."""
     frames: int | None = Field(default=None, ge=1)
     """The session is finished after so many."""
     fail_at_chunk: int | None = Field(default=None, ge=0)

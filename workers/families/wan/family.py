@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ithaka.workers.families.base import Controls, FamilyInputError, FamilyLoadError, FamilySpec, StepInput
-from ithaka.workers.families.wan.autoencoder import to_uint8
+from ithaka.workers.families.base import Controls, FamilyInputError, FamilyLoadError, FamilySession, FamilySpec, StepInput
+from ithaka.workers.families.stages import Chunk
+from ithaka.workers.families.wan.autoencoder import LATENT_CHANNELS
+from ithaka.workers.families.wan.decoder import NoMemory, PictureDecoder
 from ithaka.workers.families.wan.prompt import padded_ids, theme_of, word_ids
 from ithaka.workers.families.wan.sampler import FrameSampler, Stream
 from ithaka.workers.families.wan.shards import share_of
 from ithaka.workers.families.wan.spec import FPS, LATENT_SIDE, PICTURE_PIXELS
 from ithaka.workers.families.wan.walker import KEYS, walk_controls
-from ithaka.workers.families.wan.weights_folder import SHIPPED, WorldModel, load_world_model
+from ithaka.workers.families.wan.weights_folder import SHIPPED, WorldModel, load_autoencoder, load_world_model
 
 if TYPE_CHECKING:
     from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
@@ -34,14 +36,15 @@ class WalkSession:
     pending_turn: float = 0.0
 
 
-class WanWorld:
-    """A loaded model on one rank; see ``ModelFamily``."""
+class WanDenoiser:
+    """A loaded model on one rank, up to its latents; see ``stages.Denoiser``."""
 
-    def __init__(self, spec: FamilySpec, model: WorldModel, sampler: FrameSampler, *, decodes: bool) -> None:
+    def __init__(self, spec: FamilySpec, model: WorldModel, sampler: FrameSampler, *, is_leader: bool) -> None:
         self.spec = spec
+        self.latents_bytes = LATENT_SIDE * LATENT_SIDE * model.transformer.num_channels * torch.float32.itemsize
         self._model = model
         self._sampler = sampler
-        self._decodes = decodes
+        self._is_leader = is_leader
 
     def open_session(self, session_id: str, *, seed: int, prompt: str, options: dict[str, Any]) -> WalkSession:
         """Begin at one of the shipped beginnings that fit the prompt; the seed picks which."""
@@ -60,22 +63,41 @@ class WanWorld:
         return WalkSession(stream)
 
     @torch.inference_mode()
-    def step(self, session: WalkSession, step: StepInput, progress: Callable[[], None]) -> torch.Tensor | None:
-        """One frame; see ``ModelFamily.step``."""
+    def denoise(self, session: FamilySession, step: StepInput, progress: Callable[[], None]) -> Chunk | None:
+        """One frame's tokens, as ``PictureDecoder`` takes them; see ``Denoiser.denoise``."""
+        assert isinstance(session, WalkSession)
         if step.controls.prompt is not None:
             _check_prompt(step.controls.prompt)
             self._sampler.set_prompt(session.stream, _ids(step.controls.prompt))
         moves, session.pending_turn = walk_controls(step.controls, session.pending_turn)
         self._sampler.progress = progress
         tokens = self._sampler.gather(self._sampler.sample(session.stream, torch.tensor([moves])))
-        if not self._decodes:
-            return None
-        latents = tokens.reshape(-1, LATENT_SIDE, LATENT_SIDE, tokens.shape[-1]).permute(0, 3, 1, 2)
-        latents = latents.to(next(self._model.autoencoder.parameters()).dtype)
-        return to_uint8(self._model.autoencoder.decode(latents))
+        return Chunk((tokens,), 1) if self._is_leader else None
 
-    def close_session(self, session: WalkSession) -> None:
+    def close_session(self, session: FamilySession) -> None:
         """Nothing to do: the memory goes with the session object."""
+
+
+class WanWorld:
+    """A loaded model on one rank; see ``ModelFamily``. Rank 0 decodes."""
+
+    def __init__(self, denoiser: WanDenoiser, decoder: PictureDecoder) -> None:
+        self.spec = denoiser.spec
+        self._denoiser = denoiser
+        self._decoder = decoder
+
+    def open_session(self, session_id: str, *, seed: int, prompt: str, options: dict[str, Any]) -> WalkSession:
+        """See ``WanDenoiser.open_session``."""
+        return self._denoiser.open_session(session_id, seed=seed, prompt=prompt, options=options)
+
+    def step(self, session: FamilySession, step: StepInput, progress: Callable[[], None]) -> torch.Tensor | None:
+        """One frame; see ``ModelFamily.step``."""
+        chunk = self._denoiser.denoise(session, step, progress)
+        return None if chunk is None else self._decoder.decode(NoMemory(), chunk, progress)
+
+    def close_session(self, session: FamilySession) -> None:
+        """See ``WanDenoiser.close_session``."""
+        self._denoiser.close_session(session)
 
 
 def load(
@@ -92,6 +114,22 @@ def load(
     Options: ``weights`` a folder, else the shipped one; ``steps`` 1..4, else the shipped number; ``dtype`` of the matrix
     products, ``auto`` | ``float32`` | ``bfloat16``: with ``float32`` the pictures do not depend on the number of ranks.
     """
+    denoiser = load_denoiser(
+        model=model, options=options, device=device, rank=rank, num_ranks=num_ranks, communicator=communicator
+    )
+    return WanWorld(denoiser, load_decoder(model=model, options=options, device=device))
+
+
+def load_denoiser(
+    *,
+    model: str,
+    options: dict[str, Any],
+    device: torch.device,
+    rank: int,
+    num_ranks: int,
+    communicator: UlyssesCommunicator | None,
+) -> WanDenoiser:
+    """See ``stages.DenoiserLoader``; options as of ``load``."""
     folder, steps, dtype = _read_options(options, device)
     world = load_world_model(folder)
     if steps is not None and steps not in world.sampling.levels:
@@ -119,22 +157,37 @@ def load(
         num_local_heads=share.num_heads,
         shards=share.shards,
     )
-    spec = FamilySpec(
+    denoiser = WanDenoiser(_spec(model, folder, sampler.session_bytes), world, sampler, is_leader=rank == 0)
+    session = denoiser.open_session("warm-up", seed=0, prompt="", options={})
+    for chunk in range(WARM_UP_CHUNKS):
+        denoiser.denoise(session, StepInput("warm-up", chunk, Controls()), lambda: None)
+    return denoiser
+
+
+def load_decoder(*, model: str, options: dict[str, Any], device: torch.device) -> PictureDecoder:
+    """See ``stages.DecoderLoader``; options as of ``load``."""
+    folder, _, dtype = _read_options(options, device)
+    decoder = PictureDecoder(_spec(model, folder, 0), load_autoencoder(folder), device, dtype)
+    tokens = torch.zeros(1, LATENT_SIDE * LATENT_SIDE, LATENT_CHANNELS)
+    for _ in range(WARM_UP_CHUNKS):
+        decoder.decode(NoMemory(), Chunk((tokens,), 1), lambda: None)
+    return decoder
+
+
+def _spec(model: str, folder: Path, session_memory_bytes: int) -> FamilySpec:
+    return FamilySpec(
         model=model,
         family="labyrinth",
         width=PICTURE_PIXELS,
         height=PICTURE_PIXELS,
         fps=FPS,
         chunk_frames=1,
-        session_memory_bytes=sampler.session_bytes,
+        session_memory_bytes=session_memory_bytes,
         controls=KEYS,
         takes_prompt=True,
         takes_pointer=True,
         weights="trained in this repository" if folder == SHIPPED else f"from {folder}",
     )
-    family = WanWorld(spec, world, sampler, decodes=rank == 0)
-    _warm_up(family)
-    return family
 
 
 def _read_options(options: dict[str, Any], device: torch.device) -> tuple[Path, int | None, torch.dtype]:
@@ -171,14 +224,7 @@ def _place(world: WorldModel, device: torch.device, dtype: torch.dtype) -> None:
         block.attn1.fuse_projections()
     world.transformer.use_products_in(dtype)
     world.transformer.to(device=device)
-    world.autoencoder.to(device=device, dtype=dtype).to(memory_format=torch.channels_last)
     world.prompt_encoder.to(device=device)
-
-
-def _warm_up(family: WanWorld) -> None:
-    session = family.open_session("warm-up", seed=0, prompt="", options={})
-    for chunk in range(WARM_UP_CHUNKS):
-        family.step(session, StepInput("warm-up", chunk, Controls()), lambda: None)
 
 
 def _check_prompt(prompt: str) -> None:

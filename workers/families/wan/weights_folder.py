@@ -66,13 +66,17 @@ def save_world_model(folder: Path, model: WorldModel) -> None:
     _write_json(folder / "model_index.json", index)
 
 
+def load_autoencoder(folder: Path) -> TinyAutoencoder:
+    """That part alone, as ``load_world_model`` reads it."""
+    _check_folder(folder)
+    autoencoder = TinyAutoencoder()
+    _fill(autoencoder, _load_part(folder / "autoencoder"), folder / "autoencoder")
+    return autoencoder
+
+
 def load_world_model(folder: Path) -> WorldModel:
     """Read a folder that ``save_world_model`` wrote. Raises FamilyLoadError saying what is wrong and what to do."""
-    if not (folder / "model_index.json").is_file():
-        raise FamilyLoadError(
-            f"no weights at {folder}: model_index.json is missing. Reinstall ithaka, or train them with "
-            "`python -m training.labyrinth.train` and name the folder in the model's option `weights`."
-        )
+    _check_folder(folder)
     index = _read_json(folder / "model_index.json")
     try:
         sampling = SamplingSpec.from_json(index["sampling"])
@@ -97,6 +101,14 @@ def load_world_model(folder: Path) -> WorldModel:
     if set(starts) != {"latents", "controls"} or starts["latents"].shape[:3] != starts["controls"].shape[:3]:
         raise FamilyLoadError(f"{folder / 'starts'} holds no beginnings of walks. {_REPAIR}")
     return WorldModel(transformer, autoencoder, prompt_encoder, Starts(**starts), sampling)
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "model_index.json").is_file():
+        raise FamilyLoadError(
+            f"no weights at {folder}: model_index.json is missing. Reinstall ithaka, or train them with "
+            "`python -m training.labyrinth.train` and name the folder in the model's option `weights`."
+        )
 
 
 _REPAIR = "The files are damaged or of another version: reinstall ithaka, or train the model again."
