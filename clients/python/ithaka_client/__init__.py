@@ -26,6 +26,7 @@ from ithaka_client.errors import (
 from ithaka_client.recorder import Recorder
 from ithaka_client.session import Session
 from ithaka_client.stream import Outcome
+from ithaka_client.viewer import Viewer
 
 __all__ = [
     "AccessError",
@@ -53,4 +54,5 @@ __all__ = [
     "StreamRefusedError",
     "TransportError",
     "UsageError",
+    "Viewer",
 ]

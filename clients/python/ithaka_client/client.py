@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,6 +10,7 @@ import httpx
 
 from ithaka_client.api import Api, Delivery, ModelInfo, Pacing, Pixels, SessionInfo
 from ithaka_client.session import Session
+from ithaka_client.viewer import Viewer
 
 
 class Client:
@@ -80,6 +82,21 @@ class Client:
         }
         info = await self._api.create_session({name: value for name, value in wanted.items() if value is not None})
         return Session(self._api, info, connect_timeout_s=connect_timeout_s, resume_timeout_s=resume_timeout_s)
+
+    async def viewer_token(self, session_id: str) -> str:
+        """For one that is to look at this session and no more. Raises NotFoundError, ConflictError (it is over)."""
+        return await self._api.mint_token(session_id, "viewer")
+
+    async def watch(
+        self, session_id: str, token: str | None = None, *, connect_timeout_s: float = 60.0, resume_timeout_s: float = 90.0
+    ) -> Viewer:
+        """Look at a session that somebody else steers. ``token``: a viewer's; without one, it is asked for with the API key.
+
+        Raises NotFoundError, AccessError, ConflictError (it is over).
+        """
+        token = token or await self.viewer_token(session_id)
+        info = replace(await self._api.session(session_id, token=token), token=token)
+        return Viewer(self._api, info, connect_timeout_s=connect_timeout_s, resume_timeout_s=resume_timeout_s)
 
     async def aclose(self) -> None:
         await self._api.aclose()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ithaka_client.acknowledger import Acknowledger
-from ithaka_client.api import Api, SessionInfo
+from ithaka_client.api import Api, Role, SessionInfo
 from ithaka_client.backoff import delays_s
 from ithaka_client.connection import Connection
 from ithaka_client.errors import (
@@ -50,24 +50,28 @@ class Outcome:
 class Stream:
     """Runs in a task of its own between ``connect`` and ``close``; one consumer takes frames and reports them decoded.
 
-    ``repeat`` is asked after each resume for messages that make up for what the lost connection may have swallowed.
+    A viewer acknowledges nothing. ``repeat`` is asked after each resume for messages that make up for what the lost connection
+    may have swallowed.
     """
 
     def __init__(
         self,
         api: Api,
         info: SessionInfo,
+        role: Role,
         *,
         connect_timeout_s: float,
         resume_timeout_s: float,
         repeat: Callable[[], list[str]],
     ) -> None:
-        self.position = LivePosition() if info.raw.get("delivery") == "live" else StreamPosition()
+        is_gapless = role == "controller" and info.raw.get("delivery") != "live"
+        self.position = StreamPosition() if is_gapless else LivePosition()
         self.hello: Hello | None = None
         self.state = info.state
         self.outcome: Outcome | None = None
         self.num_connections = 0
         self._api = api
+        self._role: Role = role
         self._session_id = info.id
         self._url = api.stream_url(info.stream_path)
         self._token = info.token
@@ -152,7 +156,8 @@ class Stream:
         try:
             async with self._deadline:
                 await self._begin(connection)
-                acknowledging = asyncio.create_task(self._acknowledger.run(connection))
+                if self._role == "controller":
+                    acknowledging = asyncio.create_task(self._acknowledger.run(connection))
                 async for message in connection.messages():
                     await self._handle(message)
             return None
@@ -174,6 +179,8 @@ class Stream:
 
     async def _begin(self, connection: Connection) -> None:
         hello = connection.hello
+        if hello.role != self._role:
+            raise UsageError(f"The token is a {hello.role}'s, and was used as a {self._role}'s.")
         next_seq = self.position.begin(hello)
         await self._inbox.restart(hello.window + 2 * KEY_FRAME_INTERVAL_S * hello.fps)
         await connection.send(build_resume(hello.stream, next_seq))
@@ -206,6 +213,8 @@ class Stream:
         """Everything was decoded: say so once on this connection, and expect the verdict within a deadline."""
         end = self.position.end
         assert end is not None
+        if self._role == "viewer":
+            return
         if self._connection is not None and self._deadline.when() is None:
             self._deadline.reschedule(asyncio.get_running_loop().time() + FINISH_TIMEOUT_S)
             await self.send(self._acknowledger.take())
@@ -238,7 +247,7 @@ class Stream:
     async def _renew_token(self, refused: StreamRefusedError) -> bool:
         if refused.close_code != TOKEN_INVALID or not self._api.has_key:
             return False
-        self._token = await self._api.mint_token(self._session_id, "controller")
+        self._token = await self._api.mint_token(self._session_id, self._role)
         return True
 
     async def _is_over(self) -> bool:

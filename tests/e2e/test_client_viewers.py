@@ -1,0 +1,137 @@
+"""Python clients that only look: any number beside the one that steers, with a token that allows no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import pytest
+
+from ithaka.workers.families.synthetic.barcode import Barcode, read
+from ithaka_client import AccessError, Client, ConflictError, Frame, NotFoundError, Session, UsageError, Viewer
+from tests.e2e.cuttable_proxy import cuttable_proxy
+from tests.e2e.live_daemon import CONFIG, KEY
+from tests.e2e.running_daemon import RunningDaemon, running_daemon
+
+NUM_FRAMES = 96
+DEADLINE_S = 30
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    with running_daemon(tmp_path_factory.mktemp("viewers"), CONFIG) as running:
+        yield running
+
+
+def barcode_in(frame: Frame) -> Barcode:
+    barcode = read(frame.yuv[0])
+    assert barcode is not None
+    return barcode
+
+
+async def walk(session: Session, ready: asyncio.Event) -> list[int]:
+    """Steers, and says when pictures come."""
+    await session.control(pressed=["KeyW"])
+    seqs = []
+    async for frame in session.frames():
+        seqs.append(frame.seq)
+        ready.set()
+    return seqs
+
+
+async def look(viewer: Viewer) -> list[Barcode]:
+    async with asyncio.timeout(DEADLINE_S), viewer:
+        barcodes = [barcode_in(frame) async for frame in viewer.frames()]
+    return barcodes
+
+
+@pytest.mark.parametrize("delivery", ["lossless", "live"])
+async def test_viewers_see_what_the_controller_does_to_the_end(daemon: RunningDaemon, delivery: str, tmp_path: Path) -> None:
+    async with (
+        Client(daemon.url, KEY) as client,
+        Client(daemon.url) as stranger,
+        await client.create_session("numbers", delivery=delivery, max_frames=NUM_FRAMES) as session,  # type: ignore[arg-type]
+    ):
+        ready = asyncio.Event()
+        walking = asyncio.create_task(walk(session, ready))
+        await ready.wait()
+        by_key = await client.watch(session.id)
+        by_token = await stranger.watch(session.id, await client.viewer_token(session.id))
+        by_token.record(tmp_path / "seen.mp4")
+        seen = await asyncio.gather(look(by_key), look(by_token))
+        await walking
+        for viewer, barcodes in zip((by_key, by_token), seen, strict=True):
+            numbers = [known.number for known in barcodes]
+            assert numbers == sorted(set(numbers)) and len(numbers) >= NUM_FRAMES // 3
+            if delivery == "lossless":
+                assert numbers == list(range(numbers[0], NUM_FRAMES + 1)), "nobody was slow, so nothing is missing"
+            assert barcodes[-1].held == {"KeyW"}
+            assert viewer.outcome is not None and viewer.outcome.last_seq == NUM_FRAMES
+            assert viewer.outcome.decoded_count == len(numbers)
+        assert session.outcome is not None and session.outcome.reason == "max_frames"
+        if delivery == "lossless":
+            assert session.outcome.delivered is True, "viewers that acknowledge nothing take nothing from it"
+        with av.open(str(tmp_path / "seen.mp4")) as file:
+            assert sum(1 for _ in file.decode(video=0)) == len(seen[1])
+
+
+async def test_a_viewer_that_leaves_changes_nothing_and_one_that_is_cut_comes_back(daemon: RunningDaemon) -> None:
+    with cuttable_proxy(daemon.port) as proxy:
+        async with (
+            Client(daemon.url, KEY) as client,
+            Client(proxy.url, KEY) as far,
+            await client.create_session("numbers", delivery="live") as session,
+        ):
+            ready = asyncio.Event()
+            walking = asyncio.create_task(walk(session, ready))
+            await ready.wait()
+            async with await client.watch(session.id) as brief:
+                async for _ in brief.frames():
+                    break
+            assert brief.outcome is not None and brief.outcome.reason == "client_left"
+            async with asyncio.timeout(DEADLINE_S), await far.watch(session.id) as viewer:
+                before, after = 0, 0
+                async for frame in viewer.frames():
+                    if viewer.num_connections == 1:
+                        before = frame.seq
+                        proxy.cut()
+                    else:
+                        after = frame.seq
+                        break
+            assert 0 < before < after
+            assert (await client.session(session.id)).state == "streaming"
+            await session.end()
+            assert len(await walking) > 0
+
+
+async def test_tokens_that_do_not_fit_are_refused(daemon: RunningDaemon) -> None:
+    async with (
+        Client(daemon.url, KEY) as client,
+        Client(daemon.url) as stranger,
+        await client.create_session("numbers") as session,
+        await client.create_session("numbers") as other,
+    ):
+        token = await client.viewer_token(session.id)
+        with pytest.raises(AccessError):
+            await stranger.watch(other.id, token)
+        with pytest.raises(AccessError):
+            await stranger.watch(session.id)
+        with pytest.raises(AccessError):
+            await stranger.delete_session(session.id, force=True)
+        with pytest.raises(NotFoundError):
+            await client.watch("no-such-session")
+        await session.connect()
+        await client.delete_session(session.id, force=True)
+        with pytest.raises(ConflictError):
+            await client.viewer_token(session.id)
+
+
+async def test_a_controllers_token_does_not_watch(daemon: RunningDaemon) -> None:
+    """It would take the controller's place."""
+    async with Client(daemon.url, KEY) as client, await client.create_session("numbers") as session:
+        viewer = await client.watch(session.id, session.info.token)
+        async with viewer:
+            with pytest.raises(UsageError, match="controller"):
+                await viewer.connect()
