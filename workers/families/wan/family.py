@@ -19,6 +19,7 @@ from ithaka.workers.families.wan.shards import share_of
 from ithaka.workers.families.wan.spec import FPS, LATENT_SIDE, PICTURE_PIXELS
 from ithaka.workers.families.wan.walker import KEYS, walk_controls
 from ithaka.workers.families.wan.weights_folder import SHIPPED, WorldModel, load_autoencoder, load_world_model
+from ithaka.workers.layers.packed_linear import can_pack
 
 if TYPE_CHECKING:
     from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
@@ -225,6 +226,9 @@ def _place(world: WorldModel, device: torch.device, dtype: torch.dtype) -> None:
     world.transformer.use_products_in(dtype)
     world.transformer.to(device=device)
     world.prompt_encoder.to(device=device)
+    if can_pack(device):
+        for block in world.transformer.layers:
+            block.pack_products()
 
 
 def _check_prompt(prompt: str) -> None:

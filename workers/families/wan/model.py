@@ -12,6 +12,7 @@ from torch import nn
 from ithaka.workers.families.wan.diffusers_import import WanTransformer3DModel, WanTransformerBlock, register_to_config
 from ithaka.workers.layers.attention import PromptAttention, RingSelfAttention
 from ithaka.workers.layers.norm import modulate, rms_norm
+from ithaka.workers.layers.packed_linear import PackedLinear
 
 # Shapes: N rows (a row is one frame of one batch entry), s tokens of the frame on this rank, C channels, W prompt tokens.
 TIME_SCALE = 1000.0
@@ -47,8 +48,17 @@ class ControlledWanBlock(WanTransformerBlock):  # type: ignore[misc]
     @property
     def product_dtype(self) -> torch.dtype:
         """The dtype in which matrix products run, and keys and values are kept."""
-        weight: torch.Tensor = self.ffn.net[2].weight
+        weight: torch.Tensor = self.attn2.to_out[0].weight
         return weight.dtype
+
+    def pack_products(self) -> None:
+        """Lay the weights of the stream's products out for the CPU, for good: afterwards the block only infers."""
+        up, _, down = self.ffn.net
+        self.ffn.net = nn.ModuleList([PackedLinear(up.proj, gelu=True), PackedLinear(down)])
+        self.attn1.to_qkv = PackedLinear(self.attn1.to_qkv)
+        self.attn2.to_q = PackedLinear(self.attn2.to_q)
+        for attn in (self.attn1, self.attn2):
+            attn.to_out[0] = PackedLinear(attn.to_out[0])
 
     def time_conditions(self, time_proj: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """``time_proj`` [N, 6, C] → six of [N, 1, C]."""
@@ -56,7 +66,7 @@ class ControlledWanBlock(WanTransformerBlock):  # type: ignore[misc]
         return shift1, 1 + scale1, gate1, shift2, 1 + scale2, gate2
 
     def control_conditions(self, control: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """``control`` [N, control_dim] → scale and shift, [N, 1, C] each."""
+        """``control`` [N, control_dim] → scale and shift, [N, 1, C] each; ``ControlHeads`` does it for all blocks."""
         return 1 + self.control_scale(control)[:, None], self.control_shift(control)[:, None]
 
     def prompt_conditions(self, words: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -84,6 +94,21 @@ class ControlledWanBlock(WanTransformerBlock):  # type: ignore[misc]
         x = x + self.attn2(told.to(dtype), keys=keys, values=values)
         made = self.ffn(modulate(x, scale2, shift2, self.norm3.eps).to(dtype))
         return torch.addcmul(x, made.to(x.dtype), gate2)
+
+
+class ControlHeads:
+    """``control_conditions`` of all blocks in one product, with the weights that they have now."""
+
+    def __init__(self, blocks: list[ControlledWanBlock]) -> None:
+        heads = [head for block in blocks for head in (block.control_scale, block.control_shift)]
+        weight, bias = torch.stack([head.weight for head in heads]), torch.stack([head.bias for head in heads])
+        bias[::2] += 1
+        self._weight, self._bias = weight.flatten(0, 1), bias.flatten()
+        self._shape = (len(blocks), 2, 1, bias.shape[1])
+
+    def __call__(self, control: torch.Tensor) -> torch.Tensor:
+        """``control`` [N, control_dim] → scale and shift of each block, [N, blocks, 2, 1, C]."""
+        return F.linear(control, self._weight, self._bias).view(len(control), *self._shape)
 
 
 class CausalWanModel(WanTransformer3DModel):  # type: ignore[misc]

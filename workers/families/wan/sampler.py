@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ithaka.workers.families.wan.model import BlockConditions, CausalWanModel
+from ithaka.workers.families.wan.model import BlockConditions, CausalWanModel, ControlHeads
 from ithaka.workers.families.wan.noise import frame_noise
 from ithaka.workers.families.wan.prompt import PromptEncoder
 from ithaka.workers.families.wan.spec import Schedule
@@ -19,16 +19,18 @@ from ithaka.workers.layers.attention import FrameMemory, HeadShards
 from ithaka.workers.layers.kv_ring import KVRing
 from ithaka.workers.layers.rope import FrameRope
 
-Pairs = tuple[tuple[torch.Tensor, ...], ...]
+Times = tuple[tuple[torch.Tensor, ...], ...]
 """One tuple of conditions per block."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """A frame's controls and prompt, as every block sees them; rows are the batch."""
+    """A frame's controls and prompt, as every block sees them."""
 
-    control: Pairs
-    prompt: Pairs
+    control: torch.Tensor
+    """Scale and shift, [B, blocks, 2, 1, channels]."""
+    prompt: torch.Tensor
+    """Keys and values, [blocks, 2, B, heads, words, head_dim]."""
 
 
 @dataclass(slots=True)
@@ -37,12 +39,12 @@ class Stream:
 
     ring: KVRing
     seeds: tuple[int, ...]
-    prompt: Pairs
+    prompt: torch.Tensor
     next_frame: int = 0
     finished: torch.Tensor | None = None
     """The last frame at the context level, this rank's tokens [B, s, C]; not yet in the ring."""
     finished_told: _Told | None = None
-    time_tables: dict[tuple[float, ...], tuple[Pairs, tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
+    time_tables: dict[tuple[float, ...], tuple[Times, tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
 
 
 class FrameSampler:
@@ -74,6 +76,8 @@ class FrameSampler:
         self._share = token_share if token_share is not None else slice(0, self.num_tokens)
         self._num_local_heads = num_local_heads or model.num_heads
         self._shards = shards
+        with torch.inference_mode():
+            self._control_heads = ControlHeads(model.layers)
         self._rope = FrameRope(model.head_dim, latent_height, latent_width, device=self._device)
         self.progress = progress
 
@@ -99,12 +103,12 @@ class FrameSampler:
             device=self._device,
             sink_shift=self._rope.shift,
         )
-        return Stream(ring, tuple(seeds), self._prompt_pairs(word_ids))
+        return Stream(ring, tuple(seeds), self._prompt_conditions(word_ids))
 
     @torch.inference_mode()
     def set_prompt(self, stream: Stream, word_ids: torch.Tensor) -> None:
         """Frames from the next on follow these words."""
-        stream.prompt = self._prompt_pairs(word_ids)
+        stream.prompt = self._prompt_conditions(word_ids)
 
     @torch.inference_mode()
     def remember(self, stream: Stream, latents: torch.Tensor, controls: torch.Tensor) -> None:
@@ -170,14 +174,17 @@ class FrameSampler:
         if levels not in stream.time_tables:
             stream.time_tables[levels] = self._time_tables(levels, batch)
         time, output = stream.time_tables[levels]
-        control = _rows([row.control for row in told])
-        prompt = _rows([row.prompt for row in told])
-        conditions = tuple(BlockConditions(*parts) for parts in zip(time, control, prompt, strict=True))
+        control = torch.cat([row.control for row in told]).unbind(1)
+        prompt = torch.cat([row.prompt for row in told], 2).unbind()
+        conditions = tuple(
+            BlockConditions(block_time, block_control.unbind(1), block_prompt.unbind())
+            for block_time, block_control, block_prompt in zip(time, control, prompt, strict=True)
+        )
         phases = self._rope.phases(frames)[:, self._share].repeat_interleave(batch, 0)[:, :, None, None]
         memory = FrameMemory(stream.ring, frames, phases, self._shards)
         return self._model.run(tokens, conditions, output, {"memory": memory})
 
-    def _time_tables(self, levels: tuple[float, ...], batch: int) -> tuple[Pairs, tuple[torch.Tensor, torch.Tensor]]:
+    def _time_tables(self, levels: tuple[float, ...], batch: int) -> tuple[Times, tuple[torch.Tensor, torch.Tensor]]:
         rows = torch.tensor(levels, device=self._device).repeat_interleave(batch)
         projected, embedded = self._model.embed_time(rows)
         blocks = tuple(block.time_conditions(projected) for block in self._model.layers)
@@ -185,22 +192,14 @@ class FrameSampler:
 
     def _told(self, stream: Stream, controls: torch.Tensor) -> _Told:
         embedded = self._model.control_embedder(controls.to(self._device, self._dtype))
-        return _Told(tuple(block.control_conditions(embedded) for block in self._model.layers), stream.prompt)
+        return _Told(self._control_heads(embedded), stream.prompt)
 
     @torch.inference_mode()
-    def _prompt_pairs(self, word_ids: torch.Tensor) -> Pairs:
+    def _prompt_conditions(self, word_ids: torch.Tensor) -> torch.Tensor:
         words = self._model.embed_words(self._prompt_encoder(word_ids.to(self._device)))
-        parts = (block.prompt_conditions(words) for block in self._model.layers)
-        return tuple(tuple(part.contiguous() for part in pair) for pair in parts)
+        return torch.stack([torch.stack(block.prompt_conditions(words)) for block in self._model.layers])
 
     def _noise(self, stream: Stream, frame: int, draw: int) -> torch.Tensor:
         shape = (self.num_tokens, self._model.num_channels)
         noise = torch.stack([frame_noise(seed, frame, draw, shape) for seed in stream.seeds])
         return noise[:, self._share].to(self._device, self._dtype)
-
-
-def _rows(per_frame: list[Pairs]) -> Pairs:
-    """Join the conditions of one or two frames along the rows, block by block."""
-    if len(per_frame) == 1:
-        return per_frame[0]
-    return tuple(tuple(torch.cat(same) for same in zip(*blocks, strict=True)) for blocks in zip(*per_frame, strict=True))
