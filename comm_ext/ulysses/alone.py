@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ithaka.comm_ext.ulysses.cuda_rows import Landing
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesPeerError
 from ithaka.comm_ext.ulysses.fused_transform import QkTransform
 from ithaka.comm_ext.ulysses.plan import ExchangePlan
@@ -24,13 +25,29 @@ class AloneSite:
 class Alone:
     """Membership and Exchange of a single rank. Results are the inputs themselves, unless ``outs`` are given."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._fault: UlyssesPeerError | None = None
         self._calls = 0
 
-    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None, *, fused: bool = False) -> AloneSite:
+    def prepare(
+        self,
+        plans: tuple[ExchangePlan, ...],
+        tag: str | None,
+        *,
+        fused: bool = False,
+        landings: tuple[Landing, ...] | None = None,
+    ) -> AloneSite:
         """See Exchange."""
         return AloneSite(plans)
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """See Exchange: ordinary memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+    def landing_of(self, out: torch.Tensor) -> Landing | None:
+        """See Exchange."""
+        return None
 
     def send(self, site: AloneSite, tensors: Sequence[torch.Tensor]) -> None:
         """See Exchange."""

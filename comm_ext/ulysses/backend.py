@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     import torch
 
+    from ithaka.comm_ext.ulysses.cuda_rows import Landing
     from ithaka.comm_ext.ulysses.fused_transform import QkTransform
     from ithaka.comm_ext.ulysses.plan import ExchangePlan
 
@@ -55,8 +56,26 @@ SiteT = TypeVar("SiteT", bound=CallSite)
 class Exchange(Protocol[SiteT]):
     """The moving of tensors. Calls must be made by all ranks in the same order."""
 
-    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None, *, fused: bool = False) -> SiteT:
-        """Reserve slots for a new call site, of ``exchange_fused`` if ``fused``. Raises UlyssesInputError (OVER_CAPACITY)."""
+    def prepare(
+        self,
+        plans: tuple[ExchangePlan, ...],
+        tag: str | None,
+        *,
+        fused: bool = False,
+        landings: tuple[Landing, ...] | None = None,
+    ) -> SiteT:
+        """Reserve slots for a new call site, of ``exchange_fused`` if ``fused``. Raises UlyssesInputError (OVER_CAPACITY).
+
+        With ``landings`` (from ``landing_of``, a result each) its calls get ``outs`` that lie there, and no slots are needed.
+        """
+        ...
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Bytes that peers can write into, if this backend has such; ordinary memory otherwise. Raises OVER_CAPACITY."""
+        ...
+
+    def landing_of(self, out: torch.Tensor) -> Landing | None:
+        """Where ``out`` lies in memory that peers can write into; None if it does not."""
         ...
 
     def send(self, site: SiteT, tensors: Sequence[torch.Tensor]) -> None:

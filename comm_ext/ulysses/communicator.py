@@ -13,34 +13,28 @@ rank then raises the same UlyssesPeerError, ``close`` returns at once, and the g
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from ithaka.comm_ext.ulysses.alone import Alone
-from ithaka.comm_ext.ulysses.backend import CallSite, Exchange, Membership
+from ithaka.comm_ext.ulysses.backend import Exchange, Membership
+from ithaka.comm_ext.ulysses.call_sites import CallSites, Kind
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration
-from ithaka.comm_ext.ulysses.cuda_member import join_devices
-from ithaka.comm_ext.ulysses.errors import (
-    UlyssesClosedError,
-    UlyssesError,
-    UlyssesErrorCode,
-    UlyssesInputError,
-)
+from ithaka.comm_ext.ulysses.errors import UlyssesClosedError, UlyssesErrorCode, UlyssesInputError
 from ithaka.comm_ext.ulysses.fused_transform import QkNorm, QkRope, QkTransform
 from ithaka.comm_ext.ulysses.group import RankGroup
-from ithaka.comm_ext.ulysses.host import HostExchange
+from ithaka.comm_ext.ulysses.joining import Backend, join
 from ithaka.comm_ext.ulysses.ops import register, traced_exchange, traced_send, traced_wait
-from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, plan_exchange
-from ithaka.comm_ext.ulysses.rendezvous import MAX_UNSETTLED, Rendezvous
-from ithaka.comm_ext.ulysses.validation import NO_DEVICE_ENGINE, check_input, check_output, grouped_head_splits, refusal_of
+from ithaka.comm_ext.ulysses.plan import Band, Direction
 
-Backend = Literal["auto", "copy_engine", "sm", "nccl", "host"]
+__all__ = ["Backend", "Splits", "UlyssesCommunicator"]
+
 Splits = Sequence[int] | None
-_MAX_UNTAGGED_SITES = 256
 
 
 class UlyssesCommunicator:
@@ -92,32 +86,11 @@ class UlyssesCommunicator:
         self.num_ranks = self._group.num_ranks
         self._timeout_s = timeout_s
         self.device = torch.device("cpu") if device is None else torch.device(device)
-        on_host = self.device.type != "cuda"
-        self.backend, self.fallback_reason = "passthrough", NO_DEVICE_ENGINE if backend == "auto" and on_host else None
-        refusal = refusal_of(max_bytes, backend, self.device, timeout_s, join_timeout_s)
-        self._membership: Membership
-        self._exchange: Exchange[Any]
-        if self.num_ranks == 1:
-            if refusal is not None:
-                raise refusal
-            self._membership = self._exchange = Alone()
-        else:
-            self.backend = "host" if on_host else backend
-            rendezvous = Rendezvous(self._group, timeout_s=timeout_s)
-            facts = {"max_bytes": max_bytes, "backend": self.backend}
-            try:
-                if on_host or refusal is not None:
-                    rendezvous.join(facts, refusal=refusal, timeout_s=join_timeout_s)
-                    self._membership, self._exchange = rendezvous, HostExchange(self._group, rendezvous, max_bytes=max_bytes)
-                else:
-                    self._membership, self._exchange = join_devices(
-                        self._group, rendezvous, facts, self.device, calibration, timeout_s, join_timeout_s
-                    )
-            except BaseException:
-                rendezvous.release()
-                raise
-        self._sites: dict[tuple[Any, ...], CallSite] = {}
-        self._pending: dict[str, CallSite] = {}
+        joined = join(self._group, max_bytes, backend, self.device, calibration, timeout_s, join_timeout_s)
+        self.backend, self.fallback_reason = joined.backend, joined.fallback_reason
+        self._membership: Membership = joined.membership
+        self._exchange: Exchange[Any] = joined.exchange
+        self._calls = CallSites(self.rank, self.num_ranks, self.device, self._membership, self._exchange)
         self.turn = torch.zeros(1, dtype=torch.int64)
         self.announced: dict[str, torch.Tensor] = {}
         self.handle = register(self)
@@ -131,6 +104,7 @@ class UlyssesCommunicator:
         out: torch.Tensor | None = None,
         seq_splits: Splits = None,
         head_splits: Splits = None,
+        replicated: int = 0,
     ) -> torch.Tensor:
         """Sequence shard to head shard: ``x`` [B, S/P, H, D] → [B, S, H/P, D].
 
@@ -140,8 +114,10 @@ class UlyssesCommunicator:
             out: where the result is wanted, of its shape and dtype, not overlapping ``x``; it is returned.
             seq_splits: tokens of each rank, if they are not all equal.
             head_splits: heads of each rank, if H is no multiple of P.
+            replicated: so many rows behind the shard are the same on every rank (a prompt's, say) and come behind the whole
+                sequence, each rank's heads of them; gather_heads brings them back with all heads. Splits don't count them.
         """
-        return self._exchange_one(Direction.SCATTER, x, tag, out, seq_splits, head_splits)
+        return self._exchange_one(Direction.SCATTER, x, tag, out, seq_splits, head_splits, replicated)
 
     def gather_heads(
         self,
@@ -151,9 +127,10 @@ class UlyssesCommunicator:
         out: torch.Tensor | None = None,
         seq_splits: Splits = None,
         head_splits: Splits = None,
+        replicated: int = 0,
     ) -> torch.Tensor:
         """Head shard back to sequence shard: ``x`` [B, S, H/P, D] → [B, S/P, H, D]. Arguments as for scatter_heads."""
-        return self._exchange_one(Direction.GATHER, x, tag, out, seq_splits, head_splits)
+        return self._exchange_one(Direction.GATHER, x, tag, out, seq_splits, head_splits, replicated)
 
     def exchange_into(
         self,
@@ -163,9 +140,12 @@ class UlyssesCommunicator:
         *,
         seq_splits: Splits = None,
         head_splits: Splits = None,
+        replicated: int = 0,
     ) -> None:
         """Several exchanges in one direction, with one announcement and one wait, each into its ``out``."""
-        self._exchange_all(direction, tuple(tensors), None, outs, seq_splits, head_splits)
+        kind = Kind(direction, None, _plain(seq_splits), _plain(head_splits), None, replicated)
+        self._ensure_open()
+        self._calls.run(kind, tuple(tensors), outs)
 
     def scatter_qkv(
         self,
@@ -176,19 +156,74 @@ class UlyssesCommunicator:
         tag: str | None = "qkv",
         seq_splits: Splits = None,
         head_splits: Splits = None,
+        replicated: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Three scatters with one announcement and one wait; results are leases unless ``tag`` is None.
 
         ``k`` and ``v`` may have fewer heads than ``q`` (grouped queries): each rank keeps the ratio, or it is BAD_SHAPE.
-        ``head_splits`` counts heads of ``q``.
+        Fewer key heads than ranks are held by several ranks each. ``head_splits`` counts heads of ``q``.
         """
         if torch.compiler.is_compiling():
             received: Sequence[torch.Tensor] = traced_exchange(
-                self, Direction.SCATTER, (q, k, v), None, seq_splits, head_splits
+                self, Direction.SCATTER, (q, k, v), None, seq_splits, head_splits, replicated
             )
         else:
-            received = self._exchange_all(Direction.SCATTER, (q, k, v), tag, None, seq_splits, head_splits)
+            self._ensure_open()
+            kind = Kind(Direction.SCATTER, tag, _plain(seq_splits), _plain(head_splits), None, replicated)
+            received = self._calls.run(kind, (q, k, v))
         return received[0], received[1], received[2]
+
+    def scatter_qkv_head_chunk(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        head_offset: int,
+        head_count: int,
+        tag: str | None = "qkv chunk",
+        seq_splits: Splits = None,
+        head_splits: Splits = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``scatter_qkv`` of a part of each rank's heads: from its ``head_offset``-th on, ``head_count`` of ``q``.
+
+        Inputs are whole, [B, S/P, H, D]; results [B, S, head_count, D], fewer heads where a rank's share ends. So attention
+        over the first heads begins while the others travel. Key heads come in proportion, or the one that the chunk shares.
+        """
+        self._ensure_open()
+        kind = Kind(Direction.SCATTER, tag, _plain(seq_splits), _plain(head_splits))
+        received = self._calls.scatter_banded(kind, (q, k, v), Band(head_offset, head_count))
+        return received[0], received[1], received[2]
+
+    def gather_head_chunk(
+        self,
+        x: torch.Tensor,
+        *,
+        head_offset: int,
+        head_count: int,
+        out: torch.Tensor,
+        tag: str = "head chunk",
+        seq_splits: Splits = None,
+        head_splits: Splits = None,
+    ) -> torch.Tensor:
+        """A part of each rank's heads [B, S, head_count, D] into its place in ``out`` [B, S/P, H, D], which is returned.
+
+        ``head_splits`` are the whole shares. The other heads of ``out`` stay as they are.
+        """
+        self._ensure_open()
+        kind = Kind(Direction.GATHER, tag, _plain(seq_splits), _plain(head_splits))
+        return self._calls.gather_banded(kind, x, Band(head_offset, head_count), out)
+
+    def exchange_chunks(self, x: torch.Tensor, *, tag: str | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+        """All-to-all of equal chunks: ``x`` [P, ...], chunk r for rank r → [P, ...], chunk r from rank r. Any dtype."""
+        if x.dim() < 1 or x.shape[0] != self.num_ranks or not x.numel():
+            self._refuse(UlyssesErrorCode.BAD_SHAPE, f"expected [{self.num_ranks}, ...], a chunk per rank, got {list(x.shape)}")
+        if out is not None and (out.shape != x.shape or not out.is_contiguous()):
+            self._refuse(UlyssesErrorCode.BAD_SHAPE, f"out must be contiguous, of shape {list(x.shape)}")
+        flat = x.reshape(1, 1, self.num_ranks, -1)
+        into = None if out is None else out.view(1, self.num_ranks, 1, -1)
+        received = self.scatter_heads(flat, tag=tag, out=into).view(x.shape)
+        return received if out is None else out
 
     def fused_qk_norm_rope_scatter(
         self,
@@ -206,7 +241,9 @@ class UlyssesCommunicator:
         transform = QkTransform(norm, rope)
         if torch.compiler.is_compiling():
             return self.scatter_qkv(*transform.apply(q, k), v, tag=tag, seq_splits=seq_splits, head_splits=head_splits)
-        received = self._exchange_all(Direction.SCATTER, (q, k, v), tag, None, seq_splits, head_splits, transform)
+        self._ensure_open()
+        kind = Kind(Direction.SCATTER, tag, _plain(seq_splits), _plain(head_splits), fused=True)
+        received = self._calls.run(kind, (q, k, v), None, transform)
         return received[0], received[1], received[2]
 
     def scatter_heads_async(self, x: torch.Tensor, tag: str, *, seq_splits: Splits = None, head_splits: Splits = None) -> None:
@@ -217,39 +254,19 @@ class UlyssesCommunicator:
         if torch.compiler.is_compiling():
             traced_send(self, x, tag, seq_splits, head_splits)
             return
-        self._ensure_usable()
-        try:
-            self._refuse_pending(tag)
-            if len(self._pending) >= MAX_UNSETTLED:
-                raise UlyssesInputError(
-                    UlyssesErrorCode.BAD_TAG, f"{MAX_UNSETTLED} tags are under way: wait for some of them first"
-                )
-            site = self._site(Direction.SCATTER, (x,), tag, seq_splits, head_splits)
-            self._exchange.send(site, (x,))
-            self._pending[tag] = site
-        except BaseException as error:
-            self._tell_peers(error)
-            raise
+        self._ensure_open()
+        self._calls.send(x, Kind(Direction.SCATTER, tag, _plain(seq_splits), _plain(head_splits)))
 
     def wait(self, tags: str | Sequence[str]) -> tuple[torch.Tensor, ...]:
         """One wait for all of ``tags``; their results [B, S, H/P, D] in that order, as leases."""
         names = (tags,) if isinstance(tags, str) else tuple(tags)
         if torch.compiler.is_compiling():
             return traced_wait(self, names)
-        self._ensure_usable()
-        try:
-            if not names or len(set(names)) != len(names) or not all(name in self._pending for name in names):
-                raise UlyssesInputError(
-                    UlyssesErrorCode.BAD_TAG, f"wait wants distinct tags under way, got {names}, has {(*self._pending,)}"
-                )
-            sites = [self._pending.pop(name) for name in names]
-            return tuple(self._exchange.receive(sites, None))
-        except BaseException as error:
-            self._tell_peers(error)
-            raise
+        self._ensure_open()
+        return self._calls.wait(names)
 
     def input_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory that an exchange reads without staging. Ordinary memory on the host, where any tensor is such."""
+        """Memory that an exchange reads without staging: ordinary memory, since every engine reads any tensor where it is."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def allocate_output(
@@ -261,9 +278,22 @@ class UlyssesCommunicator:
         seq_splits: Splits = None,
         head_splits: Splits = None,
     ) -> torch.Tensor:
-        """Memory fit for ``out`` of a call on an input of ``shape``. Ordinary memory on the host: one copy from the window."""
-        plan = self._plan(direction, shape, dtype, seq_splits, head_splits)
-        return torch.empty(plan.output_shape, dtype=dtype, device=self.device)
+        """Memory fit for ``out`` of a call on an input of ``shape``; see ``allocate``."""
+        self._ensure_open()
+        plan = self._calls.plan(Kind(direction, None, _plain(seq_splits), _plain(head_splits)), shape, dtype)
+        return self.allocate(plan.output_shape, dtype)
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory that peers write straight into when it, or a view of it, is an ``out``: a model's ring of keys, say.
+
+        Between GPUs it is a part of the window (of ``max_bytes``) for as long as the communicator lives, and a call into it
+        makes no copy; views may differ from rank to rank. All work that reads such an ``out`` must be ordered before the
+        call that writes it again; the call itself waits until that is so on all ranks. On a host it is ordinary memory: one
+        copy from the window. Uninitialised. Raises UlyssesInputError (OVER_CAPACITY).
+        """
+        self._ensure_open()
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return self._exchange.allocate(num_bytes).view(dtype).view(tuple(shape))
 
     def check(self) -> None:
         """Raise if the group is broken, or a peer's process has ended. Never waits; meant for the end of a step."""
@@ -286,6 +316,7 @@ class UlyssesCommunicator:
             "backend": self.backend,
             "fallback_reason": self.fallback_reason,
             "timeout_s": self._timeout_s,
+            **self._calls.counters.plain(),
             **self._exchange.describe(),
         }
 
@@ -315,9 +346,8 @@ class UlyssesCommunicator:
             warnings.warn(f"unclosed {type(self).__name__} on rank {self.rank}", ResourceWarning, stacklevel=2)
 
     def _forget(self) -> None:
-        self._sites.clear()
-        self._pending.clear()
-        self._exchange = Alone()
+        self._exchange = Alone(self.device)
+        self._calls.forget(self._exchange)
 
     def _exchange_one(
         self,
@@ -327,99 +357,28 @@ class UlyssesCommunicator:
         out: torch.Tensor | None,
         seq_splits: Splits,
         head_splits: Splits,
+        replicated: int,
     ) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            return traced_exchange(self, direction, (x,), out, seq_splits, head_splits)[0]
-        outs = None if out is None else (out,)
-        return self._exchange_all(direction, (x,), tag, outs, seq_splits, head_splits)[0]
+            return traced_exchange(self, direction, (x,), out, seq_splits, head_splits, replicated)[0]
+        self._ensure_open()
+        kind = Kind(direction, tag, _plain(seq_splits), _plain(head_splits), None, replicated)
+        return self._calls.run(kind, (x,), None if out is None else (out,))[0]
 
-    def _exchange_all(
-        self,
-        direction: Direction,
-        tensors: tuple[torch.Tensor, ...],
-        tag: str | None,
-        outs: Sequence[torch.Tensor] | None,
-        seq_splits: Splits,
-        head_splits: Splits,
-        transform: QkTransform | None = None,
-    ) -> Sequence[torch.Tensor]:
-        self._ensure_usable()
-        try:
-            if transform is not None:
-                transform.check(*tensors[:2])
-            site = self._site(direction, tensors, tag, seq_splits, head_splits, fused=transform is not None)
-            self._refuse_pending(tag)
-            if transform is not None:
-                return self._exchange.exchange_fused(site, tensors, transform, outs)
-            if outs is not None:
-                for x, out, plan in zip(tensors, outs, site.plans, strict=True):
-                    check_output(out, x, plan, may_alias=self.num_ranks == 1)
-            return self._exchange.exchange(site, tensors, outs)
-        except BaseException as error:
-            self._tell_peers(error)
-            raise
-
-    def _ensure_usable(self) -> None:
+    def _ensure_open(self) -> None:
         if self._closed:
             raise _closed_error()
+
+    def _refuse(self, code: UlyssesErrorCode, text: str) -> None:
+        """Turn a call down, and tell the peers."""
+        self._ensure_open()
         self._membership.ensure_sound()
+        self._membership.refuse(text)
+        raise UlyssesInputError(code, text)
 
-    def _tell_peers(self, error: BaseException) -> None:
-        """An input error is a refusal, which is harmless if all ranks make it; anything unforeseen breaks the group."""
-        if isinstance(error, UlyssesInputError):
-            self._membership.refuse(str(error))
-        elif not isinstance(error, UlyssesError):
-            self._membership.abort(f"{type(error).__name__} inside a call: {error}")
 
-    def _site(
-        self,
-        direction: Direction,
-        tensors: tuple[torch.Tensor, ...],
-        tag: str | None,
-        seq_splits: Splits,
-        head_splits: Splits,
-        *,
-        fused: bool = False,
-    ) -> CallSite:
-        seq_splits = None if seq_splits is None else tuple(seq_splits)
-        head_splits = None if head_splits is None else tuple(head_splits)
-        for tensor in tensors:
-            check_input(tensor, self.device)
-        key = (direction, tag, fused, seq_splits, head_splits, *((tensor.shape, tensor.dtype) for tensor in tensors))
-        site = self._sites.get(key)
-        if site is None:
-            plans = tuple(
-                self._plan(direction, tensor.shape, tensor.dtype, seq_splits, splits)
-                for tensor, splits in zip(tensors, grouped_head_splits(tensors, head_splits), strict=True)
-            )
-            self._make_room()
-            site = self._sites[key] = self._exchange.prepare(plans, tag, fused=fused)
-        return site
-
-    def _plan(
-        self, direction: Direction, shape: Sequence[int], dtype: torch.dtype, seq_splits: Splits, head_splits: Splits
-    ) -> ExchangePlan:
-        return plan_exchange(
-            direction,
-            shape,
-            rank=self.rank,
-            num_ranks=self.num_ranks,
-            dtype=str(dtype).removeprefix("torch."),
-            item_bytes=dtype.itemsize,
-            seq_splits=seq_splits,
-            head_splits=head_splits,
-        )
-
-    def _make_room(self) -> None:
-        """Forget the untagged sites when there are too many; they own nothing in the window."""
-        untagged = [key for key in self._sites if key[1] is None]
-        if len(untagged) >= _MAX_UNTAGGED_SITES:
-            for key in untagged:
-                del self._sites[key]
-
-    def _refuse_pending(self, tag: str | None) -> None:
-        if tag in self._pending:
-            raise UlyssesInputError(UlyssesErrorCode.BAD_TAG, f"tag {tag!r} is under way: wait for it first")
+def _plain(splits: Splits) -> tuple[int, ...] | None:
+    return None if splits is None else tuple(splits)
 
 
 def _closed_error() -> UlyssesClosedError:

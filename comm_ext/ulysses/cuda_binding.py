@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ithaka.comm_ext.ulysses.cuda_calibration import Launch
 from ithaka.comm_ext.ulysses.cuda_library import MAX_COPIES, CopyStruct, PieceStruct, PlanStruct
-from ithaka.comm_ext.ulysses.cuda_rows import Rows, magic_of, rotation, rows_of
-from ithaka.comm_ext.ulysses.plan import ExchangePlan
+from ithaka.comm_ext.ulysses.cuda_rows import Landing, Rows, landing_in_slot, magic_of, rotation, rows_of
+from ithaka.comm_ext.ulysses.plan import ExchangePlan, slot_offsets
 
 _MAX_UNITS = 2**31 - 1
 
@@ -36,6 +36,13 @@ class Placement:
     slot_bytes: int
     num_slots: int
     signature: int
+    landings: tuple[tuple[Landing, ...], ...] | None = None
+    """By tensor and rank, where results go to memory of the arena that a caller holds instead of to a slot."""
+
+    @property
+    def expiry(self) -> int:
+        """So many uses after its own, a result is out of use: slots in their turn, or at any time before the next use."""
+        return self.num_slots - 1 if self.landings is None else 1
 
 
 def bind(
@@ -47,7 +54,7 @@ def bind(
     launch: Launch,
 ) -> PlanStruct | None:
     """The engine's plan for inputs of these element strides; None if such inputs have to be made contiguous first."""
-    kernel_rows, copy_rows = _rows(plans, strides, seat.rank, launch)
+    kernel_rows, copy_rows = _rows(plans, strides, seat.rank, placement, launch)
     if kernel_rows is None or copy_rows is None:
         return None
     struct = PlanStruct()
@@ -70,33 +77,32 @@ def bind(
     call.region, call.timeout_ns, call.host_words = placement.region, seat.timeout_ns, seat.host_words
     call.rank, call.ranks, call.tensors, call.signature = seat.rank, len(seat.arenas), len(plans), placement.signature
     call.remote_blocks, call.local_blocks = launch.remote_blocks, launch.local_blocks
-    call.expiry = placement.num_slots - 1
+    call.expiry = placement.expiry
     call.expected_words = launch.remote_blocks + (launch.copied > 0)
-    offset = 0
-    for index, plan in enumerate(plans):
+    for index, (plan, offset) in enumerate(zip(plans, slot_offsets(plans), strict=True)):
         struct.result_offset[index], struct.result_bytes[index] = offset, _result_bytes(plan)
-        offset += plan.slot_bytes
     struct.window, struct.slot_bytes = placement.window, placement.slot_bytes
     struct.copies, struct.unit_bytes, struct.device = num_copies, unit_bytes, seat.device
     return struct
 
 
 def _result_bytes(plan: ExchangePlan) -> int:
-    return math.prod(plan.output_shape) * plan.item_bytes
+    return 0 if plan.replicates else math.prod(plan.output_shape) * plan.item_bytes
 
 
 def _rows(
-    plans: Sequence[ExchangePlan], strides: Sequence[Sequence[int]], rank: int, launch: Launch
+    plans: Sequence[ExchangePlan], strides: Sequence[Sequence[int]], rank: int, placement: Placement, launch: Launch
 ) -> tuple[list[Rows] | None, list[Rows] | None]:
     """For the kernel, in the order of its pieces, and for the copy engine, in rotation order too."""
-    offsets = [sum(plan.slot_bytes for plan in plans[:index]) for index in range(len(plans))]
+    offsets, landings = slot_offsets(plans), placement.landings
     kernel: list[Rows] = []
     copied: list[Rows] = []
     for peer in rotation(rank, len(plans[0].seq_splits)):
         for tensor, (plan, offset) in enumerate(zip(plans, offsets, strict=True)):
             border = 1.0 if peer == rank else 1.0 - launch.copied
-            near = rows_of(plan, tensor, offset, strides[tensor], peer, 0.0, border)
-            far = rows_of(plan, tensor, offset, strides[tensor], peer, border, 1.0)
+            landing = landing_in_slot(plan, peer, offset) if landings is None else landings[tensor][peer]
+            near = rows_of(plan, tensor, landing, strides[tensor], peer, 0.0, border)
+            far = rows_of(plan, tensor, landing, strides[tensor], peer, border, 1.0)
             if near is None or far is None:
                 return None, None
             kernel.append(near)

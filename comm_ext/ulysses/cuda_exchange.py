@@ -16,51 +16,21 @@ from typing import Any
 
 import torch
 
-from ithaka.comm_ext.ulysses.cuda_arena import MAX_REGIONS, WINDOW_OFFSET, WORDS_BYTES, Arena
+from ithaka.comm_ext.ulysses.cuda_arena import WINDOW_OFFSET, WORDS_BYTES, Arena
 from ithaka.comm_ext.ulysses.cuda_binding import Placement, Seat, bind
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch
 from ithaka.comm_ext.ulysses.cuda_library import MAX_TENSORS, REGION_BYTES, CudaLibrary, PlanStruct, TurnStruct
+from ithaka.comm_ext.ulysses.cuda_meeting import CardTable
+from ithaka.comm_ext.ulysses.cuda_rows import Landing
+from ithaka.comm_ext.ulysses.cuda_window import LEASED_SLOTS, Region, Slot, Window
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
 from ithaka.comm_ext.ulysses.fused_plan import MIRROR
 from ithaka.comm_ext.ulysses.fused_site import FusedSite, fused_launch, readable
 from ithaka.comm_ext.ulysses.fused_transform import QkTransform
-from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, signature
+from ithaka.comm_ext.ulysses.plan import ExchangePlan, signature
 from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
 
-COPIED_SLOTS = 2
-LEASED_SLOTS = 3
 _UNIT_BYTES = 16
-
-
-@dataclass(slots=True)
-class Region:
-    """Slots at the same offset of every window, and the words that order their uses."""
-
-    index: int
-    offset: int
-    slot_bytes: int
-    num_slots: int
-    uses: int = 0
-    turn: TurnStruct = field(default_factory=TurnStruct)
-    """How certain the host is of the turn; kept by the engine."""
-
-
-@dataclass(slots=True)
-class Slot:
-    """One slot of a site, as this rank sees it."""
-
-    flat: torch.Tensor
-    results: tuple[torch.Tensor, ...]
-    storage: int
-    idle_references: int = 0
-
-    def count_references(self) -> int:
-        """How many tensors and storages stand on the slot's bytes."""
-        return int(torch._C._storage_Use_Count(self.storage))
-
-    def is_lent(self) -> bool:
-        """Whether a lent tensor, or anything that shares its memory, is alive."""
-        return self.count_references() > self.idle_references
 
 
 @dataclass(slots=True)
@@ -104,6 +74,7 @@ class CudaExchange:
         self,
         library: CudaLibrary,
         rendezvous: Rendezvous,
+        cards: CardTable,
         seat: Seat,
         arena: Arena,
         *,
@@ -111,51 +82,57 @@ class CudaExchange:
         backend: str,
         calibration: Calibration,
     ) -> None:
-        self._library, self._rendezvous = library, rendezvous
-        self._seat, self._arena, self._max_bytes = seat, arena, max_bytes
+        self._library, self._rendezvous, self._cards, self._seat = library, rendezvous, cards, seat
         self._backend, self._calibration = backend, calibration
         library.check_sizes("ul_fused_abi", MIRROR)
         self._lane = library.create_lane(seat.device)
-        self._device = torch.device("cuda", seat.device)
-        self._regions: list[Region] = []
-        self._reserved_bytes = 0
-        self._common: Region | None = None
+        self._window = Window(arena, torch.device("cuda", seat.device), max_bytes)
         self._calls = self._num_sites = 0
         self._stream_of = torch._C._cuda_getCurrentRawStream
 
-    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None, *, fused: bool = False) -> CudaSite:
+    def prepare(
+        self,
+        plans: tuple[ExchangePlan, ...],
+        tag: str | None,
+        *,
+        fused: bool = False,
+        landings: tuple[Landing, ...] | None = None,
+    ) -> CudaSite:
         """See Exchange. All ranks meet here once and compare the site; later calls carry its signature on the device."""
         if len(plans) > MAX_TENSORS:
             raise UlyssesInputError(UlyssesErrorCode.BAD_ARGUMENT, f"one call moves {MAX_TENSORS} tensors at most")
         launch = self.launch_of(plans)
-        in_one = fused and self._backend != "copy_engine"
+        in_one = fused and self._backend != "copy_engine" and not any(plan.is_banded for plan in plans)
         if in_one:
             launch = fused_launch(plans, launch)
         slot_bytes = sum(plan.slot_bytes for plan in plans)
-        region = self._reserve(slot_bytes, LEASED_SLOTS) if tag is not None else self._common_region(slot_bytes)
+        if landings is not None:
+            region = self._window.landing_region()
+        elif tag is not None:
+            region = self._window.tagged_region(slot_bytes)
+        else:
+            region = self._window.common_region(slot_bytes)
         facts = "; ".join(plan.facts() for plan in plans)
-        agreed = signature(f"{facts} tag={tag} at={region.offset} {launch.facts()} fused={fused}")
+        lands = landings is not None
+        agreed = signature(f"{facts} tag={tag} at={region.offset} {launch.facts()} fused={fused} lands={lands}")
         self._rendezvous.settle(self._rendezvous.post(agreed))
         self._num_sites += 1
         placement = Placement(
             WORDS_BYTES + region.index * REGION_BYTES,
-            WINDOW_OFFSET + region.offset,
+            0 if lands else WINDOW_OFFSET + region.offset,
             region.slot_bytes,
             region.num_slots,
             agreed & 0xFFFFFFFF,
+            None if landings is None else self._landings_of_all(plans, landings),
         )
         sources, targets = (ctypes.c_uint64 * MAX_TENSORS)(), (ctypes.c_uint64 * MAX_TENSORS)()
-        with torch.inference_mode(False):
-            slots = tuple(self._make_slot(plans, placement, index) for index in range(region.num_slots))
-        for slot in slots:
-            slot.idle_references = slot.count_references()
         return CudaSite(
             plans,
             tag,
             region,
             placement,
             launch,
-            slots,
+            () if lands else self._window.slots(plans, placement),
             sources,
             ctypes.addressof(sources),
             targets,
@@ -163,6 +140,14 @@ class CudaExchange:
             ctypes.addressof(region.turn),
             FusedSite(plans) if in_one else None,
         )
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """See Exchange: bytes of the window."""
+        return self._window.allocate(num_bytes)
+
+    def landing_of(self, out: torch.Tensor) -> Landing | None:
+        """See Exchange."""
+        return self._window.landing_of(out)
 
     def exchange(
         self, site: CudaSite, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None
@@ -224,8 +209,9 @@ class CudaExchange:
         """See Exchange."""
         return {
             "device": self._seat.device,
-            "max_bytes": self._max_bytes,
-            "reserved_bytes": self._reserved_bytes,
+            "max_bytes": self._window.max_bytes,
+            "reserved_bytes": self._window.reserved_bytes,
+            "allocated_bytes": self._window.allocated_bytes,
             "sites": self._num_sites,
             "calls": self._calls,
             "calibration": self._calibration.measured_on,
@@ -239,12 +225,15 @@ class CudaExchange:
         """Give the stream back and let the arena go; it is freed with the last lease."""
         if self._lane:
             self._library.destroy_lane(self._seat.device, self._lane)
+            self._cards.close()
             self._lane = 0
 
     def _begin(self, site: CudaSite, tensors: Sequence[torch.Tensor]) -> tuple[BoundLayout, Sequence[torch.Tensor]]:
         """What every call does first: the lease, the layout, the slot."""
         region = site.region
-        if site.tag is not None and site.slots[(region.uses + 1) % LEASED_SLOTS].is_lent():
+        if site.placement.landings is not None:
+            ctypes.memset(site.turn_address, 0, ctypes.sizeof(TurnStruct))  # no turn: copies always take the opening barrier
+        elif site.tag is not None and site.slots[(region.uses + 1) % LEASED_SLOTS].is_lent():
             raise UlyssesInputError(
                 UlyssesErrorCode.LEASE_OVERRUN,
                 f"the result of the call before last with tag {site.tag!r} is still held: drop it (or clone it) before "
@@ -262,8 +251,12 @@ class CudaExchange:
 
     def _targets(self, site: CudaSite, outs: Sequence[torch.Tensor] | None) -> tuple[Sequence[torch.Tensor] | None, int | None]:
         """Where results are wanted, fresh tensors for untagged calls; and the address of that list if a kernel can fill it."""
+        if site.placement.landings is not None:
+            return outs, None
         if outs is None and site.tag is None:
-            outs = [torch.empty(result.shape, dtype=result.dtype, device=self._device) for result in site.slots[0].results]
+            outs = [
+                torch.empty(result.shape, dtype=result.dtype, device=self._window.device) for result in site.slots[0].results
+            ]
         if outs is None or not all(out.is_contiguous() and out.data_ptr() % _UNIT_BYTES == 0 for out in outs):
             return outs, None
         for index, out in enumerate(outs):
@@ -286,44 +279,24 @@ class CudaExchange:
         site.layouts[key] = layout
         return layout
 
-    def _common_region(self, slot_bytes: int) -> Region:
-        if self._common is None or self._common.slot_bytes < slot_bytes:
-            # Powers of two: all regions that were outgrown are together smaller than the newest.
-            self._common = self._reserve(1 << (slot_bytes - 1).bit_length(), COPIED_SLOTS)
-        return self._common
-
-    def _reserve(self, slot_bytes: int, num_slots: int) -> Region:
-        needed = slot_bytes * num_slots
-        if self._reserved_bytes + needed > self._max_bytes:
-            raise UlyssesInputError(
-                UlyssesErrorCode.OVER_CAPACITY,
-                f"this call needs {needed} bytes ({num_slots} slots of {slot_bytes}) and {self._reserved_bytes} of "
-                f"max_bytes={self._max_bytes} are taken: raise max_bytes to {self._reserved_bytes + needed} at least",
-            )
-        if len(self._regions) == MAX_REGIONS:
-            raise UlyssesInputError(
-                UlyssesErrorCode.OVER_CAPACITY,
-                f"{MAX_REGIONS} kinds of tagged calls are in use, no more fit: share tags between call sites",
-            )
-        region = Region(len(self._regions), self._reserved_bytes, slot_bytes, num_slots)
-        self._regions.append(region)
-        self._reserved_bytes += needed
-        return region
-
-    def _make_slot(self, plans: Sequence[ExchangePlan], placement: Placement, index: int) -> Slot:
-        flat = self._flat(placement.window + index * placement.slot_bytes, placement.slot_bytes)
-        results, offset = [], 0
+    def _landings_of_all(self, plans: Sequence[ExchangePlan], own: Sequence[Landing]) -> tuple[tuple[Landing, ...], ...]:
+        """By plan and rank: each rank tells the others where its results are wanted."""
+        card = {"landings": [[landing.offset, *landing.strides] for landing in own]}
+        met = [
+            [Landing(offset, (batch, token, head)) for offset, batch, token, head in theirs["landings"]]
+            for theirs in self._cards.share(self._rendezvous, card)
+        ]
+        by_plan: list[tuple[Landing, ...]] = []
+        number = -1
         for plan in plans:
-            results.append(_typed(flat, plan, offset))
-            offset += plan.slot_bytes
-        return Slot(flat, tuple(results), flat.untyped_storage()._cdata)
-
-    def _flat(self, offset: int, num_bytes: int) -> torch.Tensor:
-        """A tensor on bytes of the arena, which it keeps alive."""
-        return torch.as_tensor(self._arena.lend(offset, num_bytes), device=self._device)
+            number += not plan.replicates  # replicated rows land where the rows before them do
+            by_plan.append(tuple(landings[number] for landings in met))
+        return tuple(by_plan)
 
     def _results(self, sites: Sequence[CudaSite], outs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
-        """Copies in ``outs``, or of untagged sites; else leases."""
+        """What landed in ``outs``; copies in ``outs``, or of untagged sites; else leases."""
+        if outs is not None and sites[0].placement.landings is not None:
+            return list(outs)
         if outs is not None:
             results = [result for site in sites for result in site.slots[site.current].results]
             return [out.copy_(result) for out, result in zip(outs, results, strict=True)]
@@ -334,18 +307,6 @@ class CudaExchange:
         return received
 
 
-def _typed(flat: torch.Tensor, plan: ExchangePlan, offset: int) -> torch.Tensor:
-    num_bytes = torch.Size(plan.output_shape).numel() * plan.item_bytes
-    return flat[offset : offset + num_bytes].view(getattr(torch, plan.dtype)).view(plan.output_shape)
-
-
 def _wire_bytes(plans: Sequence[ExchangePlan]) -> int:
     """Bytes that the busiest rank sends to its peers: the same number on all ranks."""
-    return max(sum(_sent_bytes(plan, rank) for plan in plans) for rank in range(len(plans[0].seq_splits)))
-
-
-def _sent_bytes(plan: ExchangePlan, rank: int) -> int:
-    own, others = (
-        (plan.seq_splits, plan.head_splits) if plan.direction is Direction.SCATTER else (plan.head_splits, plan.seq_splits)
-    )
-    return plan.batch * own[rank] * (sum(others) - others[rank]) * plan.head_dim * plan.item_bytes
+    return max(sum(plan.sent_bytes(rank) for plan in plans) for rank in range(len(plans[0].seq_splits)))

@@ -149,13 +149,15 @@ def join_devices(
         _raise_obstacle(obstacle(met))
         assert share is not None
         peers, addresses = _map_peers(group, rendezvous, cards, share, met)
-    finally:
+    except BaseException:
         cards.close()
+        raise
     seat = Seat(index, group.rank, addresses, share.words.device_address, int(timeout_s * 1e9))
     bridge = FaultBridge(rendezvous, share.words, timeout_s)
     exchange = CudaExchange(
         share.library,
         rendezvous,
+        cards,
         seat,
         share.arena,
         max_bytes=facts["max_bytes"],

@@ -26,6 +26,14 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class Landing:
+    """Where one rank wants one tensor's result: bytes from its arena's start, and from batch to batch, token, head."""
+
+    offset: int
+    strides: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """What one tensor sends to one rank. ``source`` counts bytes from the tensor's first element, ``target`` from the slot."""
 
@@ -59,33 +67,43 @@ class Rows:
         return self.outer.count
 
 
+def landing_in_slot(plan: ExchangePlan, peer: int, slot_offset: int) -> Landing:
+    """A contiguous result, ``slot_offset`` bytes into the slot."""
+    _, seq, heads, dim = plan.output_shape_of(peer)
+    head = dim * plan.item_bytes
+    return Landing(slot_offset, (seq * heads * head, heads * head, head))
+
+
 def rows_of(
-    plan: ExchangePlan, tensor: int, slot_offset: int, strides: Sequence[int], peer: int, first: float, last: float
+    plan: ExchangePlan, tensor: int, landing: Landing, strides: Sequence[int], peer: int, first: float, last: float
 ) -> Rows | None:
     """The rows of tensor number ``tensor`` for ``peer``: the tokens from the fraction ``first`` to ``last`` of its share.
 
-    ``strides`` are the input's, in elements; ``slot_offset`` is the tensor's place in the slot. None if two levels don't do.
-    An empty range has rows of count 0.
+    ``strides`` are the input's, in elements; ``landing`` is the peer's. None if two levels don't do. An empty range has rows
+    of count 0.
     """
     item, dim = plan.item_bytes, plan.head_dim
-    _, target_seq, target_heads, _ = plan.output_shape_of(peer)
     if plan.direction is Direction.SCATTER:
         tokens, heads = plan.seq_splits[plan.rank], plan.head_splits[peer]
-        source_token, source_head = 0, sum(plan.head_splits[:peer])
+        source_token, source_head = 0, plan.head_starts[peer]
         target_token, target_head = sum(plan.seq_splits[: plan.rank]), 0
+    elif plan.replicates:
+        tokens, heads = plan.replicated, plan.head_splits[plan.rank]
+        source_token, source_head = 0, 0
+        target_token, target_head = plan.seq_splits[peer], plan.head_starts[plan.rank]
     else:
         tokens, heads = plan.seq_splits[peer], plan.head_splits[plan.rank]
         source_token, source_head = sum(plan.seq_splits[:peer]), 0
-        target_token, target_head = 0, sum(plan.head_splits[: plan.rank])
+        target_token, target_head = 0, plan.head_starts[plan.rank]
     begin, end = round(tokens * first), round(tokens * last)
     single = Level(1, 0, 0)
     if begin == end:
-        return Rows(tensor, peer, 0, slot_offset, item, single, Level(0, 0, 0))
+        return Rows(tensor, peer, 0, landing.offset, item, single, Level(0, 0, 0))
     source_strides = [stride * item for stride in strides]
-    target_strides = [target_seq * target_heads * dim * item, target_heads * dim * item, dim * item, item]
+    target_strides = [*landing.strides, item]
     counts = [plan.batch, end - begin, heads, dim]
     source = (source_token + begin) * source_strides[1] + source_head * source_strides[2]
-    target = slot_offset + (target_token + begin) * target_strides[1] + target_head * target_strides[2]
+    target = landing.offset + (target_token + begin) * target_strides[1] + target_head * target_strides[2]
     levels = _merge([Level(*numbers) for numbers in zip(counts, source_strides, target_strides, strict=True)])
     row_bytes = item
     if levels and (levels[-1].source_stride, levels[-1].target_stride) == (item, item):

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from ithaka.comm_ext.ulysses.control_block import PAGE_BYTES, control_bytes
+from ithaka.comm_ext.ulysses.cuda_rows import Landing
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
 from ithaka.comm_ext.ulysses.fused_transform import QkTransform
 from ithaka.comm_ext.ulysses.group import RankGroup
-from ithaka.comm_ext.ulysses.plan import ExchangePlan, Move, signature
+from ithaka.comm_ext.ulysses.plan import ExchangePlan, Move, signature, slot_offsets
 from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
 
 COPIED_SLOTS = 2
@@ -142,7 +143,14 @@ class HostExchange:
         self._common: Region | None = None
         self._num_sites = 0
 
-    def prepare(self, plans: tuple[ExchangePlan, ...], tag: str | None, *, fused: bool = False) -> HostSite:
+    def prepare(
+        self,
+        plans: tuple[ExchangePlan, ...],
+        tag: str | None,
+        *,
+        fused: bool = False,
+        landings: tuple[Landing, ...] | None = None,
+    ) -> HostSite:
         """See Exchange. Untagged sites share one region, so endless new shapes do not eat the window."""
         slot_bytes = sum(plan.slot_bytes for plan in plans)
         region = self._reserve(slot_bytes, LEASED_SLOTS) if tag is not None else self._common_region(slot_bytes)
@@ -153,6 +161,14 @@ class HostExchange:
         for slot in slots:
             slot.idle_references = sys.getrefcount(slot.lease)
         return HostSite(plans, tag, region, signature(f"{facts} tag={tag} at={region.offset}"), slots, slots[0].stack)
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """See Exchange: ordinary memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def landing_of(self, out: torch.Tensor) -> Landing | None:
+        """See Exchange."""
+        return None
 
     def send(self, site: HostSite, tensors: Sequence[torch.Tensor]) -> None:
         """See Exchange. Returns when the bytes are in place, so the source may change at once."""
@@ -232,13 +248,13 @@ class HostExchange:
         slot_start = region.offset + index * region.slot_bytes
         own_start = self._first_window + self._rank * self._window_bytes + slot_start
         lease = self._memory[own_start : own_start + region.slot_bytes]
-        copies, parts, offset = [], [], 0
-        for plan in plans:
+        copies, parts = [], []
+        for plan, offset in zip(plans, slot_offsets(plans), strict=True):
             dtype, shape = getattr(torch, plan.dtype), plan.output_shape
             base = self._first_window + slot_start + offset
             copies.append(tuple(self._copy(move, dtype, base) for move in plan.moves(self._window_bytes)))
-            parts.append(Part(dtype, shape, math.prod(shape), offset))
-            offset += plan.slot_bytes
+            if not plan.replicates:
+                parts.append(Part(dtype, shape, math.prod(shape), offset))
         # The results of this rank's own copies out must not look like leases: they stand on the whole memory.
         results = tuple(
             torch.frombuffer(self._memory, dtype=part.dtype, count=part.count, offset=own_start + part.offset).view(part.shape)

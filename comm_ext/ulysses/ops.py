@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ithaka.comm_ext.ulysses.errors import UlyssesClosedError, UlyssesErrorCode
+from ithaka.comm_ext.ulysses.grouped_heads import head_shares
 from ithaka.comm_ext.ulysses.plan import Direction, output_shape
 
 if TYPE_CHECKING:
@@ -41,10 +42,13 @@ def exchange_op(
     gather: bool,
     seq_splits: list[int] | None,
     head_splits: list[int] | None,
+    replicated: int = 0,
 ) -> None:
     """Exchange ``tensors`` together, in one direction, into ``outs`` (shapes as of the communicator's calls)."""
     direction = Direction.GATHER if gather else Direction.SCATTER
-    _communicator(handle).exchange_into(direction, tensors, outs, seq_splits=seq_splits, head_splits=head_splits)
+    _communicator(handle).exchange_into(
+        direction, tensors, outs, seq_splits=seq_splits, head_splits=head_splits, replicated=replicated
+    )
     turn.add_(1)
 
 
@@ -79,6 +83,7 @@ def _(
     gather: bool,
     seq_splits: list[int] | None,
     head_splits: list[int] | None,
+    replicated: int = 0,
 ) -> None:
     return None
 
@@ -107,9 +112,21 @@ def traced_exchange(
     out: torch.Tensor | None,
     seq_splits: Splits,
     head_splits: Splits,
+    replicated: int = 0,
 ) -> list[torch.Tensor]:
     """A call as a graph sees it: fresh outputs (or ``out``), filled by the op."""
-    outs = [out] if out is not None else [_empty(communicator, direction, x, seq_splits, head_splits) for x in tensors]
+    if out is not None:
+        outs = [out]
+    elif len(tensors) == 1:
+        outs = [_empty(communicator, direction, tensors[0], seq_splits, head_splits, replicated)]
+    else:
+        shares = head_shares(
+            [x.shape[2] for x in tensors], communicator.num_ranks, None if head_splits is None else tuple(head_splits)
+        )
+        outs = [
+            _empty(communicator, direction, x, seq_splits, own.splits, replicated)
+            for x, own in zip(tensors, shares, strict=True)
+        ]
     exchange_op(
         list(tensors),
         outs,
@@ -118,6 +135,7 @@ def traced_exchange(
         direction is Direction.GATHER,
         None if seq_splits is None else list(seq_splits),
         None if head_splits is None else list(head_splits),
+        replicated,
     )
     return outs
 
@@ -143,10 +161,21 @@ def traced_wait(communicator: UlyssesCommunicator, tags: Sequence[str]) -> tuple
 
 
 def _empty(
-    communicator: UlyssesCommunicator, direction: Direction, x: torch.Tensor, seq_splits: Splits, head_splits: Splits
+    communicator: UlyssesCommunicator,
+    direction: Direction,
+    x: torch.Tensor,
+    seq_splits: Splits,
+    head_splits: Splits,
+    replicated: int = 0,
 ) -> torch.Tensor:
     shape = output_shape(
-        direction is Direction.GATHER, x.shape, communicator.rank, communicator.num_ranks, seq_splits, head_splits
+        direction is Direction.GATHER,
+        x.shape,
+        communicator.rank,
+        communicator.num_ranks,
+        seq_splits,
+        head_splits,
+        replicated,
     )
     return x.new_empty(shape)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
 from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesError, UlyssesErrorCode, UlyssesInputError
-from ithaka.comm_ext.ulysses.plan import ExchangePlan, key_value_head_splits
+from ithaka.comm_ext.ulysses.plan import ExchangePlan
 
 BACKENDS = ("auto", "copy_engine", "sm", "nccl", "host")
 NO_DEVICE_ENGINE = "no device was given: pass device=torch.device('cuda', ...) to exchange between GPUs"
@@ -61,16 +60,6 @@ def check_output(out: torch.Tensor, x: torch.Tensor, plan: ExchangePlan, *, may_
     (out_begin, out_end), (x_begin, x_end) = _extent(out), _extent(x)
     if not may_alias and out_begin < x_end and x_begin < out_end:
         raise UlyssesInputError(UlyssesErrorCode.ALIASED_OUTPUT, "out overlaps the input: give it memory of its own")
-
-
-def grouped_head_splits(
-    tensors: Sequence[torch.Tensor], head_splits: tuple[int, ...] | None
-) -> Sequence[tuple[int, ...] | None]:
-    """Per tensor of a joint call: ``head_splits`` of the first, in the others' proportion (grouped key/value heads)."""
-    if head_splits is None or any(tensor.dim() != 4 or not tensor.numel() for tensor in tensors):
-        return (head_splits,) * len(tensors)  # a wrong shape is the plan's to refuse
-    heads = tensors[0].shape[2]
-    return [key_value_head_splits(heads, tensor.shape[2], head_splits) for tensor in tensors]
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

@@ -14,11 +14,12 @@ import torch
 from tests.unit.cuda_emulation import compile_engine
 from tests.unit.ulysses_loopback import on_every_rank, on_every_seat
 
-from ithaka.comm_ext.ulysses import communicator as communicator_module
-from ithaka.comm_ext.ulysses import cuda_member
+from ithaka.comm_ext.ulysses import call_sites, cuda_member
+from ithaka.comm_ext.ulysses.call_counters import Ranges
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
+from ithaka.comm_ext.ulysses.cuda_arena import Arena
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch, Row
-from ithaka.comm_ext.ulysses.cuda_exchange import CudaExchange
+from ithaka.comm_ext.ulysses.cuda_window import Window
 from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesErrorCode, UlyssesInputError, UlyssesPeerError
 from ithaka.comm_ext.ulysses.group import RankGroup
 
@@ -40,13 +41,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, engine: Path) -> None:
     """Tensors stay on the CPU while everybody believes in a device."""
-    construct: Callable[..., None] = CudaExchange.__init__
+    construct: Callable[..., None] = Window.__init__
 
-    def constructed(self: CudaExchange, *arguments: Any, **options: Any) -> None:
-        construct(self, *arguments, **options)
-        self._device = torch.device("cpu")
+    def constructed(self: Window, arena: Arena, device: torch.device, max_bytes: int) -> None:
+        construct(self, arena, torch.device("cpu"), max_bytes)
 
-    def flat(self: CudaExchange, offset: int, num_bytes: int) -> torch.Tensor:
+    def flat(self: Window, offset: int, num_bytes: int) -> torch.Tensor:
+        if not num_bytes:
+            return torch.empty(0, dtype=torch.uint8)
         memory = (ctypes.c_char * num_bytes).from_address(self._arena.address + offset)
         memory.arena = self._arena  # type: ignore[attr-defined]
         return torch.frombuffer(memory, dtype=torch.uint8)
@@ -54,10 +56,11 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch, engine: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None, raising=False)
     monkeypatch.setattr(cuda_member, "find_library", lambda: engine)
-    monkeypatch.setattr(communicator_module, "check_input", lambda x, device: None)
+    monkeypatch.setattr(call_sites, "check_input", lambda x, device: None)
+    monkeypatch.setattr(call_sites, "Ranges", lambda device: Ranges(torch.device("cpu")))
     monkeypatch.setattr("ithaka.comm_ext.ulysses.validation.check_input", lambda x, device: None)
-    monkeypatch.setattr(CudaExchange, "__init__", constructed)
-    monkeypatch.setattr(CudaExchange, "_flat", flat)
+    monkeypatch.setattr(Window, "__init__", constructed)
+    monkeypatch.setattr(Window, "flat", flat)
 
 
 def whole(seed: int, tokens: int, heads: int) -> torch.Tensor:

@@ -337,6 +337,10 @@ def test_what_it_says_of_itself() -> None:
             "sites": 1,
             "calls": 2,
             "refusals": 1,
+            "exchanges": 1,
+            "sent_bytes": 48,  # three tokens' other head of four floats
+            "waits": 1,
+            "timeouts": 0,
         }
     for described in on_every_rank(2, lambda communicator: communicator.describe(), backend="host"):
         assert isinstance(described, dict)

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
+from ithaka.comm_ext.ulysses.grouped_heads import key_value_head_splits
 from ithaka.comm_ext.ulysses.plan import (
     Direction,
     ExchangePlan,
     aligned,
     balanced_splits,
-    key_value_head_splits,
     output_shape,
     plan_exchange,
     signature,
