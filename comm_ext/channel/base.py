@@ -29,6 +29,8 @@ class TensorLayout:
     shape: tuple[int, ...]
     dtype: str
     offset_bytes: int = 0
+    shard_dim: int | None = None
+    """The dimension along which this is one rank's part of a whole, part behind part in the ranks' order; None: it is whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
+from typing import Generic, TypeVar
 
 from ithaka.comm_ext.channel.base import Delivery, SlotStateError
-from ithaka.comm_ext.channel.host_memory import let_go
+from ithaka.comm_ext.channel.device import DeviceDelivery
+
+GivenT = TypeVar("GivenT", Delivery, DeviceDelivery)
+KeptT = TypeVar("KeptT")
 
 
-class HeldDeliveries:
-    """By sequence. Not thread-safe but for what the garbage collector does, which may come at any instruction.
+class HeldDeliveries(Generic[GivenT, KeptT]):
+    """By sequence, with what the consumer keeps of each. Not thread-safe but for what the garbage collector does.
 
     A forgotten delivery stays counted until the consumer closes: an array may still stand on its bytes, and nobody can tell.
     """
@@ -19,29 +23,29 @@ class HeldDeliveries:
     def __init__(self, place: str) -> None:
         """``place`` names channel and consumer."""
         self._place = place
-        self._held: dict[int, tuple[weakref.ref[Delivery], memoryview]] = {}
+        self._held: dict[int, tuple[weakref.ref[GivenT], KeptT]] = {}
 
-    def add(self, delivery: Delivery) -> None:
+    def add(self, delivery: GivenT, kept: KeptT) -> None:
         forget = functools.partial(self._forget, delivery.sequence, delivery.index)
-        self._held[delivery.sequence] = (weakref.ref(delivery, forget), delivery.data)
+        self._held[delivery.sequence] = (weakref.ref(delivery, forget), kept)
 
-    def remove(self, delivery: Delivery) -> None:
-        """Raises SlotStateError when it is not held here."""
-        reference, data = self._held.get(delivery.sequence, (None, None))
-        if reference is None or data is None or reference() is not delivery:
+    def remove(self, delivery: GivenT) -> KeptT:
+        """What was kept of it. Raises SlotStateError when it is not held here."""
+        found = self._held.get(delivery.sequence)
+        if found is None or found[0]() is not delivery:
             raise SlotStateError(
                 f"{self._place}, slot {delivery.index}: message {delivery.sequence} {delivery.message.tensors} was released "
                 "before, or is another channel's"
             )
         del self._held[delivery.sequence]
-        let_go(data)
+        return found[1]
 
-    def clear(self) -> None:
-        """All of them are given up."""
+    def clear(self) -> list[KeptT]:
+        """All of them are given up; what was kept."""
         held, self._held = self._held, {}
-        for _, data in held.values():
-            let_go(data)
+        return [kept for _, kept in held.values()]
 
-    def _forget(self, sequence: int, slot: int, reference: weakref.ref[Delivery]) -> None:
-        if self._held.get(sequence, (None,))[0] is reference:
+    def _forget(self, sequence: int, slot: int, reference: weakref.ref[GivenT]) -> None:
+        found = self._held.get(sequence)
+        if found is not None and found[0] is reference:
             warnings.warn(f"{self._place}, slot {slot}: message {sequence} was never released", ResourceWarning, stacklevel=2)

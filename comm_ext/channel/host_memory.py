@@ -76,6 +76,13 @@ class Arena:
         start = self._geometry.record_offset_bytes(index)
         return bytes(self._control[start : start + RECORD_BYTES])
 
+    def read_card(self) -> bytes:
+        """What the producer wrote about its device memory."""
+        return self.read_record(self._geometry.num_slots)
+
+    def write_card(self, card: bytes) -> None:
+        self.write_record(self._geometry.num_slots, card)
+
     def read_stream(self, index: int) -> int:
         """The stream of the message that the slot was last written for."""
         start = self._geometry.record_offset_bytes(index)
@@ -91,14 +98,20 @@ class Arena:
             view.release()
 
 
-def adopt(fds: Sequence[int]) -> Descriptors:
-    """Take over what ``HostChannel.describe`` gave. Raises ChannelError, with all of them closed, when that is no channel."""
+def adopt(fds: Sequence[int], *, on_device: bool) -> Descriptors:
+    """Take over what ``HostChannel.describe`` gave.
+
+    Raises ChannelError, with all of them closed, when that is no channel, or one whose slots lie elsewhere.
+    """
     try:
         if not fds:
             raise ChannelError("a channel needs its descriptors, none given")
         head = os.pread(fds[0], WORD_PUBLISHED * WORD_BYTES, 0)
         words = [int.from_bytes(head[at : at + WORD_BYTES], "little") for at in range(0, len(head), WORD_BYTES)]
         geometry = Geometry.from_words(words)
+        if geometry.on_device != on_device:
+            memory = "a device: open it with cuda_ipc" if geometry.on_device else "the host: open it with host_shm"
+            raise ChannelError(f"the slots of channel {geometry.channel_id} lie in memory of {memory}")
         if len(fds) != 2 + geometry.num_consumers:
             raise ChannelError(f"channel {geometry.channel_id} has {2 + geometry.num_consumers} descriptors, {len(fds)} given")
         if os.fstat(fds[0]).st_size != geometry.arena_bytes or fcntl.fcntl(fds[0], fcntl.F_GET_SEALS) != SEALS:

@@ -140,7 +140,7 @@ class HostProducer:
         self._fence = make_fence(is_full=self._geometry.newest_mask != 0)
         self._ring = ring.ProducerRing(self._arena.words, self._geometry, self._fence)
         self._claimed: dict[int, Slot] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._is_closed = False
 
     @property
@@ -168,12 +168,23 @@ class HostProducer:
         Raises LayoutError (the slot stays claimed), SlotStateError, ChannelClosedError.
         """
         with self._lock:
+            self.prepare(slot, message)
+            return self.hand_over(slot)
+
+    def prepare(self, slot: Slot, message: ChannelMessage) -> None:
+        """The first half of ``publish``: all that can be refused for slot and message is refused here."""
+        with self._lock:
             self._check_open(f", slot {slot.index}: {message.tensors} can't be published")
             if self._claimed.get(slot.index) is not slot:
                 raise SlotStateError(
                     f"channel {self.channel_id}: slot {slot.index} is not claimed here, or was published; {message.tensors}"
                 )
             self._arena.write_record(slot.index, encode_record(self._geometry, slot.index, message))
+
+    def hand_over(self, slot: Slot) -> int:
+        """The second half, for a slot that was prepared. Raises ChannelClosedError."""
+        with self._lock:
+            self._check_open()
             sequence = self._ring.publish(slot.index)
             del self._claimed[slot.index]
             let_go(slot.data)
@@ -218,6 +229,13 @@ class HostProducer:
             self._arena.close()
             self._descriptors.close()
 
+    def abandon(self) -> None:
+        """Let go of the channel as if this side had died: another producer may go on."""
+        with self._lock:
+            self._is_closed = True
+            self._arena.close()
+            self._descriptors.close()
+
     def _check_open(self, place: str = "") -> None:
         if self._is_closed:
             raise ChannelClosedError(f"channel {self.channel_id}{place}: this producer is closed")
@@ -237,7 +255,9 @@ class HostConsumer:
         self._fence = make_fence(is_full=self._geometry.newest_mask != 0)
         free = descriptors.free
         self._ring = ring.ConsumerRing(self._arena.words, self._geometry, index, self._fence, lambda: wake((free,)))
-        self._held = HeldDeliveries(f"channel {self._geometry.channel_id}, consumer {index}")
+        self._held: HeldDeliveries[Delivery, memoryview] = HeldDeliveries(
+            f"channel {self._geometry.channel_id}, consumer {index}"
+        )
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -277,14 +297,14 @@ class HostConsumer:
                 self._ring.release(sequence)
                 raise
             delivery = Delivery(index, sequence, message, self._arena.slot(index))
-            self._held.add(delivery)
+            self._held.add(delivery, delivery.data)
             return delivery
 
     def release(self, delivery: Delivery) -> None:
         """Give up this consumer's count. Raises SlotStateError on a second release, ChannelClosedError."""
         with self._lock:
             self._check_open()
-            self._held.remove(delivery)
+            let_go(self._held.remove(delivery))
             self._ring.release(delivery.sequence)
 
     def ready_fd(self) -> int:
@@ -303,7 +323,8 @@ class HostConsumer:
             self._is_closed = True
             ring.drop_consumer(self._arena.words, self._geometry, self._index, self._fence)
             wake((self._descriptors.free,))
-            self._held.clear()
+            for data in self._held.clear():
+                let_go(data)
             self._arena.close()
             self._descriptors.close()
 
@@ -315,13 +336,13 @@ class HostConsumer:
         warn_unclosed(self._descriptors, f"consumer {self._index}")
 
 
-def open_producer(fds: Sequence[int]) -> HostProducer:
+def open_producer(fds: Sequence[int], *, on_device: bool = False) -> HostProducer:
     """The producer's side over the descriptors of ``HostChannel.describe``, which it takes over, even when it fails.
 
-    After a producer that died, its successor goes on with the next sequence. Raises ChannelError when the descriptors are not
-    those of one channel.
+    After a producer that died, its successor goes on with the next sequence. ``on_device``: the slots are empty here
+    (``cuda_ipc``). Raises ChannelError when the descriptors are not those of one such channel.
     """
-    descriptors = adopt(fds)
+    descriptors = adopt(fds, on_device=on_device)
     try:
         return HostProducer(descriptors)
     except BaseException:
@@ -329,13 +350,14 @@ def open_producer(fds: Sequence[int]) -> HostProducer:
         raise
 
 
-def open_consumer(fds: Sequence[int], index: int) -> HostConsumer:
+def open_consumer(fds: Sequence[int], index: int, *, on_device: bool = False) -> HostConsumer:
     """Consumer ``index``'s side over the descriptors of ``HostChannel.describe``, which it takes over, even when it fails.
 
-    After a consumer that died, its successor first takes again what was not released, in order. Raises ChannelError when the
-    descriptors are not those of one channel or the index is unknown, ChannelClosedError when that consumer left or was dropped.
+    After a consumer that died, its successor first takes again what was not released, in order. ``on_device``: the slots are
+    empty here (``cuda_ipc``). Raises ChannelError when the descriptors are not those of one such channel or the index is
+    unknown, ChannelClosedError when that consumer left or was dropped.
     """
-    descriptors = adopt(fds)
+    descriptors = adopt(fds, on_device=on_device)
     try:
         consumer = HostConsumer(descriptors, index)
     except BaseException:

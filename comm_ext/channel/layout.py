@@ -51,15 +51,16 @@ ITEM_BYTES = {
 """The dtypes that travel, with their item's bytes."""
 
 _COUNTS = struct.Struct("<QIH")
-_TENSOR = struct.Struct("<QBB")
+_TENSOR = struct.Struct("<QBBb")
+_NOT_SHARDED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """The shape of one channel; everything else follows from it.
 
-    Words, in order: the fixed ones (``WORD_…``), ``gone``, ``progress`` and ``mapped`` of each consumer, ``queue`` (the slot of each
-    sequence, modulo the slots), ``holds`` (the sequence it was last written for) and ``discarded`` (the sequence that was
+    Words, in order: the fixed ones (``WORD_…``), ``gone``, ``progress`` and ``mapped`` of each consumer, ``queue`` (the slot of
+    each sequence, modulo the slots), ``holds`` (the sequence it was last written for) and ``discarded`` (the sequence that was
     cancelled there) of each slot, ``released`` and ``taken`` of each consumer and slot (the sequence it last gave up there;
     the one a newest-wins consumer holds). Every word has one writer; ``gone`` may be the owner's, for a dead consumer.
     """
@@ -175,6 +176,8 @@ def tensor_bytes(layout: TensorLayout) -> int:
         raise LayoutError(f"{layout}: the dtype is none of {', '.join(ITEM_BYTES)}")
     if len(layout.shape) > MAX_DIMENSIONS or any(not 0 <= length < 2**63 for length in layout.shape):
         raise LayoutError(f"{layout}: at most {MAX_DIMENSIONS} dimensions, none negative")
+    if layout.shard_dim is not None and not 0 <= layout.shard_dim < len(layout.shape):
+        raise LayoutError(f"{layout}: shard_dim is none of its {len(layout.shape)} dimensions")
     if layout.offset_bytes < 0 or layout.offset_bytes % item_bytes:
         raise LayoutError(f"{layout}: the offset must be a multiple of the item's {item_bytes} bytes, from 0")
     return item_bytes * math.prod(layout.shape)
@@ -198,7 +201,8 @@ def encode_record(geometry: Geometry, slot: int, message: ChannelMessage) -> byt
     parts = [_COUNTS.pack(message.stream, len(message.header), len(message.tensors)), message.header]
     for layout in message.tensors:
         name = layout.dtype.encode()
-        parts.append(_TENSOR.pack(layout.offset_bytes, len(name), len(layout.shape)))
+        shard_dim = _NOT_SHARDED if layout.shard_dim is None else layout.shard_dim
+        parts.append(_TENSOR.pack(layout.offset_bytes, len(name), len(layout.shape), shard_dim))
         parts.append(name)
         parts.append(struct.pack(f"<{len(layout.shape)}Q", *layout.shape))
     body = b"".join(parts)
@@ -235,13 +239,13 @@ def _parse(body: bytes) -> ChannelMessage:
     header = body[_COUNTS.size : at]
     tensors = []
     for _ in range(num_tensors):
-        offset_bytes, name_bytes, num_dimensions = _TENSOR.unpack_from(body, at)
+        offset_bytes, name_bytes, num_dimensions, shard_dim = _TENSOR.unpack_from(body, at)
         at += _TENSOR.size
         name = body[at : at + name_bytes].decode()
         at += name_bytes
         shape = struct.unpack_from(f"<{num_dimensions}Q", body, at)
         at += 8 * num_dimensions
-        tensors.append(TensorLayout(shape, name, offset_bytes))
+        tensors.append(TensorLayout(shape, name, offset_bytes, None if shard_dim == _NOT_SHARDED else shard_dim))
     if at != len(body):
         raise ValueError(f"{len(body)} bytes, {at} read")
     return ChannelMessage(header, tuple(tensors), stream)
