@@ -15,6 +15,9 @@ from ithaka.workers.layers.kv_ring import KVRing
 from ithaka.workers.layers.norm import rms_norm
 from ithaka.workers.layers.rope import rotate_pairs
 
+_FEW_KEYS = 32
+"""So few are quickest in one call, whatever it computes in."""
+
 # Shapes: N rows (a row is one frame of one batch entry), S tokens of a frame (s: this rank's share), H heads (h: this
 # rank's share), D channels of a head.
 
@@ -165,8 +168,8 @@ class PromptAttention:
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Softmax attention: queries [B, S, H, D] on keys and values [B, H, K, D] → [B, S, H, D], without copies."""
     q = q.transpose(1, 2)
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        # The CPU's fused attention computes bfloat16 slower than float32; two plain products are twice as fast.
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] > _FEW_KEYS:
+        # The CPU's fused attention computes bfloat16 slower than float32; of many keys, two plain products are twice as fast.
         weights = torch.softmax((q * q.shape[-1] ** -0.5) @ k.mT, dim=-1)
         return (weights @ v).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
