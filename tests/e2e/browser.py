@@ -65,6 +65,10 @@ class WatchedPage:
         """The browser itself reports each attempt that found nobody."""
         self.complaints = [text for text in self.complaints if "net::ERR_" not in text and "WebSocket" not in text]
 
+    def forgive_refusals(self) -> None:
+        """As above, of each answer that is no success."""
+        self.complaints = [text for text in self.complaints if "the server responded with a status of 4" not in text]
+
     def open(self, url: str) -> None:
         self.page.goto(url)
 
@@ -87,12 +91,12 @@ class WatchedPage:
     def number(self, element_id: str) -> int:
         return int(re.sub(r"\D", "", self.page.locator(f"#{element_id}").inner_text()))
 
-    def barcode(self, width: int, height: int) -> Barcode:
+    def barcode(self, width: int, height: int, *, shown_in: str = "canvas") -> Barcode:
         """What the picture on the screen says; one that is dimmed is stretched to full contrast."""
-        picture = Image.open(io.BytesIO(self.page.locator("canvas").screenshot()))
+        picture = Image.open(io.BytesIO(self.page.locator(shown_in).screenshot()))
         luma = picture.convert("L").resize((width, height), Image.Resampling.NEAREST)
         barcode = read(np.asarray(ImageOps.autocontrast(luma)))
-        assert barcode is not None, "the canvas shows no barcode"
+        assert barcode is not None, "no barcode is shown"
         return barcode
 
     def evaluate(self, script: str, argument: Any = None) -> Any:

@@ -62,6 +62,22 @@ export interface LiveOptions {
   readonly webRtcTimeoutMs?: number;
 }
 
+export interface WatchOptions {
+  readonly sessionId: string;
+  /** A viewer's; without one it is asked for with the API key. */
+  readonly token?: string | undefined;
+  /** Shows a live session while WebRTC carries it. */
+  readonly video?: HTMLVideoElement;
+  readonly canvas: HTMLCanvasElement;
+  readonly events: LiveOptions["events"];
+  readonly webRtcTimeoutMs?: number;
+}
+
+type Role = "controller" | "viewer";
+/** What opening a session needs of the wishes, whoever it is for. */
+type Shown = Pick<CreateOptions, "canvas" | "events" | "pacing" | "connectTimeoutMs" | "resumeTimeoutMs">;
+type LiveShown = Pick<LiveOptions, "video" | "canvas" | "events" | "webRtcTimeoutMs">;
+
 const TIMEOUT_MS = 10_000;
 const CONNECT_TIMEOUT_MS = 360_000;
 const RESUME_TIMEOUT_MS = 90_000;
@@ -89,7 +105,7 @@ export class Client {
       pacing: options.pacing,
       window_frames: options.windowFrames,
     });
-    return this.open(answer, options, false);
+    return this.open(answer, options, "controller", false);
   }
 
   /**
@@ -98,10 +114,38 @@ export class Client {
    */
   async createLiveSession(options: LiveOptions): Promise<Session | LiveVideo> {
     const answer = await this.call("POST", "/v1/sessions", { ...wishOf(options), delivery: "live" });
+    return this.openLive(answer, options, "controller");
+  }
+
+  /** Look at a session that another page steers. A live one comes by WebRTC where it can. Throws as `createSession`. */
+  async watch(options: WatchOptions): Promise<Session | LiveVideo> {
+    requireWebCodecs();
+    const { sessionId, video } = options;
+    const token = options.token ?? (await this.viewerToken(sessionId));
+    const seen = await this.call("GET", sessionPath(sessionId), undefined, token);
+    const answer = { ...seen, token };
+    const isLive = seen["delivery"] === "live";
+    if (isLive && video !== undefined) return this.openLive(answer, { ...options, video }, "viewer");
+    options.events.carrier?.("websocket", null);
+    return this.open(answer, options, "viewer", isLive);
+  }
+
+  /** For one that may look at this session and no more. */
+  viewerToken(sessionId: string): Promise<string> {
+    return this.mintToken(sessionId, "viewer");
+  }
+
+  private async openLive(
+    answer: Record<string, unknown>,
+    options: LiveShown,
+    role: Role,
+  ): Promise<Session | LiveVideo> {
     const { events } = options;
+    const info = readSession(answer);
     try {
       const live = await LiveVideo.open({
-        sessionUrl: this.url(sessionPath(readSession(answer).id)).href,
+        info,
+        sessionUrl: this.url(sessionPath(info.id)).href,
         token: tokenOf(answer),
         video: options.video,
         events: { ...events, connected: (hello) => events.connected?.(hello, 1) },
@@ -113,11 +157,11 @@ export class Client {
     } catch (error) {
       requireWebCodecs();
       events.carrier?.("websocket", error instanceof Error ? error.message : String(error));
-      return this.open(answer, options, true);
+      return this.open(answer, options, role, true);
     }
   }
 
-  private open(answer: Record<string, unknown>, options: CreateOptions, isLive: boolean): Session {
+  private open(answer: Record<string, unknown>, options: Shown, role: Role, isLive: boolean): Session {
     const info = readSession(answer);
     return new Session({
       info,
@@ -130,11 +174,12 @@ export class Client {
         canvas: options.canvas?.transferControlToOffscreen() ?? null,
         isPaced: !isLive && options.pacing !== "unpaced",
         isLive,
+        isViewer: role === "viewer",
         connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
         resumeTimeoutMs: options.resumeTimeoutMs ?? RESUME_TIMEOUT_MS,
       },
       events: options.events,
-      renewToken: () => this.mintToken(info.id),
+      renewToken: () => this.mintToken(info.id, role).catch(nullIfRefused),
     });
   }
 
@@ -143,19 +188,20 @@ export class Client {
     await this.call("DELETE", sessionPath(id) + (force ? "?force=true" : ""));
   }
 
-  private async mintToken(id: string): Promise<string | null> {
-    try {
-      const answer = await this.call("POST", `${sessionPath(id)}/token`, { role: "controller" });
-      return typeof answer["token"] === "string" ? answer["token"] : null;
-    } catch (error) {
-      if (error instanceof IthakaError) return null;
-      throw error;
-    }
+  private async mintToken(id: string, role: Role): Promise<string> {
+    const token = tokenOf(await this.call("POST", `${sessionPath(id)}/token`, { role }));
+    if (token === null) throw new ProtocolError("POST token: the answer has no token");
+    return token;
   }
 
-  private async call(method: string, path: string, body?: Record<string, unknown>): Promise<Record<string, unknown>> {
+  private async call(
+    method: string,
+    path: string,
+    body?: Record<string, unknown>,
+    token = this.options.apiKey,
+  ): Promise<Record<string, unknown>> {
     const headers: Record<string, string> = {};
-    if (this.options.apiKey) headers["Authorization"] = `Bearer ${this.options.apiKey}`;
+    if (token) headers["Authorization"] = `Bearer ${token}`;
     if (body) headers["Content-Type"] = "application/json";
     let response: Response;
     try {
@@ -194,6 +240,11 @@ function wishOf(options: CreateOptions | LiveOptions): Record<string, unknown> {
     max_frames: options.maxFrames,
     options: options.options,
   };
+}
+
+function nullIfRefused(error: unknown): null {
+  if (error instanceof IthakaError) return null;
+  throw error;
 }
 
 function tokenOf(answer: Record<string, unknown>): string | null {

@@ -49,6 +49,7 @@ class Player implements StreamListener {
         fetchVerdict: () => this.fetchVerdict(),
         renewToken: () => this.renewToken(),
         isLive: order.isLive ?? false,
+        isViewer: order.isViewer ?? false,
         connectTimeoutMs: order.connectTimeoutMs,
         resumeTimeoutMs: order.resumeTimeoutMs,
       },

@@ -1,5 +1,13 @@
 /** The public surface of the web client. */
-export { Client, type ClientOptions, type CreateOptions, type LiveCarrier, type LiveOptions, type ModelInfo } from "./client.js";
+export {
+  Client,
+  type ClientOptions,
+  type CreateOptions,
+  type LiveCarrier,
+  type LiveOptions,
+  type ModelInfo,
+  type WatchOptions,
+} from "./client.js";
 export { Controls, type ControlOptions, type ControlSink } from "./controls.js";
 export {
   ApiError,

@@ -72,6 +72,7 @@ export class Session {
    */
   control(change: ControlChange): number {
     if (this.hello === null) throw new UsageError("The session is not connected yet.");
+    if (this.hello.role === "viewer") throw new UsageError("A viewer steers nothing.");
     if (change.prompt !== undefined && !this.hello.takesPrompt) throw new UsageError("The model takes no prompt.");
     if ((change.pointerDx || change.pointerDy) && !this.hello.takesPointer) throw new UsageError("The model takes no pointer.");
     this.lastControlId += 1;

@@ -22,9 +22,10 @@ class Rig implements StreamListener {
   verdict: StateChanged | null = null;
   token: string | null = null;
 
-  constructor() {
+  constructor({ isViewer = false } = {}) {
     this.stream = new Stream(
       {
+        isViewer,
         url: "ws://host/stream",
         token: "tok-1",
         openSocket: (url, protocols) => {
@@ -328,6 +329,25 @@ describe("a stream", () => {
     rig.socket.drop();
     rig.clock.advance(100_000);
     assert.equal(rig.ended, null);
+    assert.equal(rig.clock.numTimers, 0);
+  });
+
+  test("of a viewer begins anywhere, skips, comes back, and says nothing of what it saw", async () => {
+    const rig = new Rig({ isViewer: true });
+    rig.socket.say({ ...HELLO, role: "viewer" });
+    rig.sendFrames(5, 7);
+    rig.sendFrames(13, 14);
+    rig.reconnect();
+    rig.sendFrames(21, 22);
+    rig.clock.advance(1_000);
+    rig.socket.say({ type: "eos", last_seq: 22, count: 22, reason: "ended", retryable: false });
+    rig.socket.say(CLOSED);
+    rig.socket.drop(1000);
+    await settled();
+    assert.deepEqual(rig.shown, [5, 6, 7, 13, 14, 21, 22]);
+    assert.deepEqual([rig.sent("ack"), rig.sent("fin")], [[], []]);
+    assert.equal(rig.ended?.error, null);
+    assert.equal(rig.ended.outcome.decodedCount, 7);
     assert.equal(rig.clock.numTimers, 0);
   });
 });

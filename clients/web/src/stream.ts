@@ -53,6 +53,8 @@ export interface StreamOptions {
   readonly resumeTimeoutMs: number;
   /** Frames may be missing. */
   readonly isLive?: boolean;
+  /** Looks on: frames may be missing, and nothing is acknowledged. */
+  readonly isViewer?: boolean;
 }
 
 const ATTEMPT_TIMEOUT_MS = 5_000;
@@ -81,7 +83,7 @@ export class Stream implements ConnectionListener {
     private readonly options: StreamOptions,
     private readonly listener: StreamListener,
   ) {
-    this.position = options.isLive ? new LivePosition() : new StreamPosition();
+    this.position = options.isLive || options.isViewer ? new LivePosition() : new StreamPosition();
     this.token = options.token;
     this.acknowledger = new Acknowledger(options.clock, () => this.acknowledge());
   }
@@ -100,7 +102,7 @@ export class Stream implements ConnectionListener {
       return false;
     }
     const isShown = this.position.decode(seq);
-    this.acknowledger.noteDecoded();
+    if (!this.options.isViewer) this.acknowledger.noteDecoded();
     this.finishIfComplete();
     return isShown;
   }
@@ -156,7 +158,7 @@ export class Stream implements ConnectionListener {
 
   onFrame(frame: EncodedFrame): void {
     this.position.receive(frame);
-    this.acknowledger.noteReceived();
+    if (!this.options.isViewer) this.acknowledger.noteReceived();
     this.listener.onFrame(frame);
   }
 
@@ -236,7 +238,7 @@ export class Stream implements ConnectionListener {
 
   private finishIfComplete(): void {
     const end = this.position.end;
-    if (end === null || !this.position.isComplete || this.hasFinished || !this.isConnected) return;
+    if (end === null || !this.position.isComplete || this.hasFinished || !this.isConnected || this.options.isViewer) return;
     this.hasFinished = true;
     this.acknowledger.settle();
     this.acknowledge();

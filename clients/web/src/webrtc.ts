@@ -12,6 +12,7 @@ import {
   type StateChanged,
   type Wish,
 } from "./protocol.js";
+import type { SessionInfo } from "./session.js";
 import type { Outcome } from "./stream.js";
 
 /** How long WebRTC may take to come up before something else is tried. */
@@ -25,6 +26,7 @@ export interface LiveEvents {
 }
 
 export interface LiveOptions {
+  readonly info: SessionInfo;
   /** Of the session, e.g. "https://host/v1/sessions/abc". */
   readonly sessionUrl: string;
   readonly token: string | null;
@@ -36,6 +38,7 @@ export interface LiveOptions {
 
 /** A live session in a video element: the picture comes as a WebRTC track, messages go over a data channel. */
 export class LiveVideo {
+  readonly info: SessionInfo;
   hello: Hello | null = null;
   private readonly peer: RTCPeerConnection;
   private readonly channel: RTCDataChannel;
@@ -49,6 +52,7 @@ export class LiveVideo {
     private readonly options: LiveOptions,
     iceServers: RTCIceServer[],
   ) {
+    this.info = options.info;
     this.peer = new RTCPeerConnection({ iceServers });
     this.channel = this.peer.createDataChannel("ithaka");
     const transceiver = this.peer.addTransceiver("video", { direction: "recvonly" });
@@ -93,6 +97,7 @@ export class LiveVideo {
   /** Returns the control's id. Throws UsageError before `connected`. */
   control(change: ControlChange): number {
     if (this.hello === null) throw new UsageError("The session is not connected yet.");
+    if (this.hello.role === "viewer") throw new UsageError("A viewer steers nothing.");
     this.lastControlId += 1;
     this.send(buildControl(this.lastControlId, change));
     return this.lastControlId;
@@ -111,12 +116,11 @@ export class LiveVideo {
     this.want("end");
   }
 
-  /** Leave at once, without a further event. */
+  /** Leave at once, without a further event. The last picture stays. */
   close(): void {
     this.hasEnded = true;
     this.channel.onclose = this.channel.onmessage = null;
     this.peer.close();
-    this.options.video.srcObject = null;
   }
 
   private async connect(signal: AbortSignal): Promise<void> {
@@ -181,7 +185,7 @@ export class LiveVideo {
       case "eos":
         this.lastSeq = message.lastSeq;
         // A track does not say which pictures were shown, so none is claimed.
-        this.send(buildFin(0, message.lastSeq));
+        if (this.hello?.role === "controller") this.send(buildFin(0, message.lastSeq));
         break;
       case "error":
         this.said = message;

@@ -15,6 +15,8 @@ export type ToWorker =
       readonly isPaced: boolean;
       /** Frames may be missing. */
       readonly isLive?: boolean;
+      /** Looks on and says nothing. */
+      readonly isViewer?: boolean;
       readonly connectTimeoutMs: number;
       readonly resumeTimeoutMs: number;
     }

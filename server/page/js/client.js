@@ -29,7 +29,7 @@ export class Client {
             pacing: options.pacing,
             window_frames: options.windowFrames,
         });
-        return this.open(answer, options, false);
+        return this.open(answer, options, "controller", false);
     }
     /**
      * A session with the lowest latency, in which frames may be lost: by WebRTC in `video`, or, where that does not come up in
@@ -37,10 +37,32 @@ export class Client {
      */
     async createLiveSession(options) {
         const answer = await this.call("POST", "/v1/sessions", { ...wishOf(options), delivery: "live" });
+        return this.openLive(answer, options, "controller");
+    }
+    /** Look at a session that another page steers. A live one comes by WebRTC where it can. Throws as `createSession`. */
+    async watch(options) {
+        requireWebCodecs();
+        const { sessionId, video } = options;
+        const token = options.token ?? (await this.viewerToken(sessionId));
+        const seen = await this.call("GET", sessionPath(sessionId), undefined, token);
+        const answer = { ...seen, token };
+        const isLive = seen["delivery"] === "live";
+        if (isLive && video !== undefined)
+            return this.openLive(answer, { ...options, video }, "viewer");
+        options.events.carrier?.("websocket", null);
+        return this.open(answer, options, "viewer", isLive);
+    }
+    /** For one that may look at this session and no more. */
+    viewerToken(sessionId) {
+        return this.mintToken(sessionId, "viewer");
+    }
+    async openLive(answer, options, role) {
         const { events } = options;
+        const info = readSession(answer);
         try {
             const live = await LiveVideo.open({
-                sessionUrl: this.url(sessionPath(readSession(answer).id)).href,
+                info,
+                sessionUrl: this.url(sessionPath(info.id)).href,
                 token: tokenOf(answer),
                 video: options.video,
                 events: { ...events, connected: (hello) => events.connected?.(hello, 1) },
@@ -53,10 +75,10 @@ export class Client {
         catch (error) {
             requireWebCodecs();
             events.carrier?.("websocket", error instanceof Error ? error.message : String(error));
-            return this.open(answer, options, true);
+            return this.open(answer, options, role, true);
         }
     }
-    open(answer, options, isLive) {
+    open(answer, options, role, isLive) {
         const info = readSession(answer);
         return new Session({
             info,
@@ -69,32 +91,28 @@ export class Client {
                 canvas: options.canvas?.transferControlToOffscreen() ?? null,
                 isPaced: !isLive && options.pacing !== "unpaced",
                 isLive,
+                isViewer: role === "viewer",
                 connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
                 resumeTimeoutMs: options.resumeTimeoutMs ?? RESUME_TIMEOUT_MS,
             },
             events: options.events,
-            renewToken: () => this.mintToken(info.id),
+            renewToken: () => this.mintToken(info.id, role).catch(nullIfRefused),
         });
     }
     /** Let a session drain, or close it at once. */
     async deleteSession(id, { force = false } = {}) {
         await this.call("DELETE", sessionPath(id) + (force ? "?force=true" : ""));
     }
-    async mintToken(id) {
-        try {
-            const answer = await this.call("POST", `${sessionPath(id)}/token`, { role: "controller" });
-            return typeof answer["token"] === "string" ? answer["token"] : null;
-        }
-        catch (error) {
-            if (error instanceof IthakaError)
-                return null;
-            throw error;
-        }
+    async mintToken(id, role) {
+        const token = tokenOf(await this.call("POST", `${sessionPath(id)}/token`, { role }));
+        if (token === null)
+            throw new ProtocolError("POST token: the answer has no token");
+        return token;
     }
-    async call(method, path, body) {
+    async call(method, path, body, token = this.options.apiKey) {
         const headers = {};
-        if (this.options.apiKey)
-            headers["Authorization"] = `Bearer ${this.options.apiKey}`;
+        if (token)
+            headers["Authorization"] = `Bearer ${token}`;
         if (body)
             headers["Content-Type"] = "application/json";
         let response;
@@ -133,6 +151,11 @@ function wishOf(options) {
         max_frames: options.maxFrames,
         options: options.options,
     };
+}
+function nullIfRefused(error) {
+    if (error instanceof IthakaError)
+        return null;
+    throw error;
 }
 function tokenOf(answer) {
     return typeof answer["token"] === "string" ? answer["token"] : null;

@@ -29,6 +29,7 @@ class Player {
             fetchVerdict: () => this.fetchVerdict(),
             renewToken: () => this.renewToken(),
             isLive: order.isLive ?? false,
+            isViewer: order.isViewer ?? false,
             connectTimeoutMs: order.connectTimeoutMs,
             resumeTimeoutMs: order.resumeTimeoutMs,
         }, this);

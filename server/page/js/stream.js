@@ -29,7 +29,7 @@ export class Stream {
     constructor(options, listener) {
         this.options = options;
         this.listener = listener;
-        this.position = options.isLive ? new LivePosition() : new StreamPosition();
+        this.position = options.isLive || options.isViewer ? new LivePosition() : new StreamPosition();
         this.token = options.token;
         this.acknowledger = new Acknowledger(options.clock, () => this.acknowledge());
     }
@@ -45,7 +45,8 @@ export class Stream {
             return false;
         }
         const isShown = this.position.decode(seq);
-        this.acknowledger.noteDecoded();
+        if (!this.options.isViewer)
+            this.acknowledger.noteDecoded();
         this.finishIfComplete();
         return isShown;
     }
@@ -93,7 +94,8 @@ export class Stream {
     }
     onFrame(frame) {
         this.position.receive(frame);
-        this.acknowledger.noteReceived();
+        if (!this.options.isViewer)
+            this.acknowledger.noteReceived();
         this.listener.onFrame(frame);
     }
     onState(state) {
@@ -175,7 +177,7 @@ export class Stream {
     }
     finishIfComplete() {
         const end = this.position.end;
-        if (end === null || !this.position.isComplete || this.hasFinished || !this.isConnected)
+        if (end === null || !this.position.isComplete || this.hasFinished || !this.isConnected || this.options.isViewer)
             return;
         this.hasFinished = true;
         this.acknowledger.settle();

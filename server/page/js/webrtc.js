@@ -5,6 +5,7 @@ export const ICE_DEADLINE_MS = 3_000;
 /** A live session in a video element: the picture comes as a WebRTC track, messages go over a data channel. */
 export class LiveVideo {
     options;
+    info;
     hello = null;
     peer;
     channel;
@@ -15,6 +16,7 @@ export class LiveVideo {
     hasEnded = false;
     constructor(options, iceServers) {
         this.options = options;
+        this.info = options.info;
         this.peer = new RTCPeerConnection({ iceServers });
         this.channel = this.peer.createDataChannel("ithaka");
         const transceiver = this.peer.addTransceiver("video", { direction: "recvonly" });
@@ -60,6 +62,8 @@ export class LiveVideo {
     control(change) {
         if (this.hello === null)
             throw new UsageError("The session is not connected yet.");
+        if (this.hello.role === "viewer")
+            throw new UsageError("A viewer steers nothing.");
         this.lastControlId += 1;
         this.send(buildControl(this.lastControlId, change));
         return this.lastControlId;
@@ -74,12 +78,11 @@ export class LiveVideo {
     end() {
         this.want("end");
     }
-    /** Leave at once, without a further event. */
+    /** Leave at once, without a further event. The last picture stays. */
     close() {
         this.hasEnded = true;
         this.channel.onclose = this.channel.onmessage = null;
         this.peer.close();
-        this.options.video.srcObject = null;
     }
     async connect(signal) {
         const open = new Promise((resolve, reject) => {
@@ -148,7 +151,8 @@ export class LiveVideo {
             case "eos":
                 this.lastSeq = message.lastSeq;
                 // A track does not say which pictures were shown, so none is claimed.
-                this.send(buildFin(0, message.lastSeq));
+                if (this.hello?.role === "controller")
+                    this.send(buildFin(0, message.lastSeq));
                 break;
             case "error":
                 this.said = message;

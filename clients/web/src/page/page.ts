@@ -1,13 +1,28 @@
 /** The page: choose a world, start, look, steer, stop, and read how it ended. */
-import { Client, Controls, type ErrorReport, IthakaError, type ModelInfo, type Outcome, type Phase, type Session } from "../index.js";
+import {
+  Client,
+  Controls,
+  type ErrorReport,
+  type Hello,
+  IthakaError,
+  type LiveCarrier,
+  type LiveOptions,
+  type LiveVideo,
+  type ModelInfo,
+  type Outcome,
+  type Phase,
+  type Session,
+} from "../index.js";
 import { elements } from "./elements.js";
 import { keepKey, readKey } from "./key.js";
 import { KeyCaps } from "./key-caps.js";
+import { linkTo, readLink, type Watched } from "./link.js";
 import { listModels } from "./models.js";
+import { Pictures } from "./pictures.js";
 import { Screen } from "./screen.js";
 import { Stats } from "./stats.js";
-import { showFigures, showHint, showMessage, showPhase, showSetup, showVerdict } from "./view.js";
-import { explain, judge, needsKey, phaseWords } from "./words.js";
+import { showCarrier, showFigures, showHint, showLink, showMessage, showPhase, showSetup, showVerdict } from "./view.js";
+import { explain, judge, needsKey, phaseWords, tell } from "./words.js";
 
 const LOOK_AGAIN_MS = 1_000;
 const FIGURES_INTERVAL_MS = 250;
@@ -16,7 +31,14 @@ const SEEDS = 10_000;
 class Page {
   private client = new Client(location.href);
   private model: ModelInfo | null = null;
-  private session: Session | null = null;
+  /** What a link asks for. */
+  private readonly watched: Watched | null = readLink(location.hash);
+  private session: Session | LiveVideo | null = null;
+  private hello: Hello | null = null;
+  /** Shows the session, once it is known what carries it. */
+  private shown: HTMLCanvasElement | HTMLVideoElement | null = null;
+  private pictures: Pictures | null = null;
+  private isLive = false;
   private controls: Controls | null = null;
   private stats = new Stats();
   private phase: Phase | "idle" | "failed" = "idle";
@@ -37,14 +59,16 @@ class Page {
     elements.dice.addEventListener("click", () => this.rollSeed());
     elements.say.addEventListener("click", () => this.sendPrompt());
     elements.pause.addEventListener("click", () => (this.state === "paused" ? this.session?.play() : this.session?.pause()));
+    elements.share.addEventListener("click", () => void this.share());
     elements.model.addEventListener("change", () => void this.loadModels());
-    window.addEventListener("hashchange", () => this.useKey(readKey()));
+    window.addEventListener("hashchange", () => (readLink(location.hash) === null ? this.useKey(readKey()) : location.reload()));
     window.addEventListener("pagehide", () => this.leave());
     window.addEventListener("pageshow", (event) => event.persisted && location.reload());
     setInterval(() => this.renderFigures(), FIGURES_INTERVAL_MS);
     this.rollSeed();
     this.useKey(readKey());
-    void this.watchModels();
+    if (this.watched === null) void this.watchModels();
+    else void this.start();
   }
 
   // -- before a session --------------------------------------------------------------------------------------------------
@@ -87,8 +111,11 @@ class Page {
     showVerdict(null);
     this.render();
     try {
-      if (this.isLocked) await this.unlock();
-      if (this.model !== null) await this.create(this.model);
+      if (this.watched !== null) await this.watch(this.watched);
+      else {
+        if (this.isLocked) await this.unlock();
+        if (this.model !== null) await this.create(this.model);
+      }
     } catch (error) {
       if (!(error instanceof IthakaError)) throw error;
       showMessage(explain(error));
@@ -107,34 +134,74 @@ class Page {
   }
 
   private async create(model: ModelInfo): Promise<void> {
-    this.setPhase("connecting");
-    this.stats = new Stats();
     const seed = elements.seed.valueAsNumber;
-    this.session = await this.client.createSession({
+    const wish = {
       model: model.name,
       seed: Number.isSafeInteger(seed) ? seed : undefined,
       ...(model.takesPrompt ? { prompt: elements.prompt.value } : {}),
-      canvas: this.screen.replace(),
+    };
+    this.isLive = elements.delivery.value === "live";
+    const shown = this.prepare();
+    if (this.isLive) {
+      this.session = await this.client.createLiveSession({ ...wish, ...shown });
+    } else {
+      shown.events.carrier?.("websocket", null);
+      this.session = await this.client.createSession({ ...wish, canvas: shown.canvas, events: shown.events });
+    }
+    this.awaitPictures();
+  }
+
+  private async watch(watched: Watched): Promise<void> {
+    this.session = await this.client.watch({ ...watched, ...this.prepare() });
+    this.awaitPictures();
+  }
+
+  /** Where the session is shown, and what the page does with what it tells. */
+  private prepare(): Pick<LiveOptions, "video" | "canvas" | "events"> {
+    this.setPhase("connecting");
+    this.stats = new Stats();
+    const { canvas, video } = this.screen.replace();
+    return {
+      canvas,
+      video,
       events: {
+        carrier: (carrier, why) => this.carry(carrier, why, carrier === "webrtc" ? video : canvas),
         phase: (phase) => this.setPhase(phase),
         state: ({ state }) => this.setState(state),
-        connected: (_, numConnections) => numConnections === 1 && this.enter(),
+        connected: (hello, numConnections) => numConnections === 1 && this.enter(hello),
         frame: (frame) => {
-          if (frame.seq === 1) showHint(null);
+          showHint(null);
           this.stats.showFrame(frame);
         },
         ended: (outcome, error) => this.end(outcome, error),
       },
-    });
-    showHint(["The world is being opened …"]);
-    this.setPhase("connecting");
+    };
+  }
+
+  private awaitPictures(): void {
+    if (this.hello === null) showHint(["The world is being opened …"]);
+    this.render();
+  }
+
+  private carry(carrier: LiveCarrier, why: string | null, shown: HTMLCanvasElement | HTMLVideoElement): void {
+    showCarrier(carrier, why);
+    this.shown = shown;
+    if (shown instanceof HTMLVideoElement) {
+      this.pictures = new Pictures(shown, (count, at) => {
+        showHint(null);
+        this.stats.showPicture(count, at);
+      });
+    }
+    this.reveal();
   }
 
   /** The first connection is there. */
-  private enter(): void {
-    const hello = this.session?.hello;
-    if (!hello) return;
-    this.screen.open(hello.width, hello.height);
+  private enter(hello: Hello): void {
+    this.hello = hello;
+    this.reveal();
+    this.setPhase("connected");
+    elements.start.blur();
+    if (hello.role === "viewer") return;
     this.controls = new Controls({
       keys: hello.controls,
       pointerTarget: hello.takesPointer ? elements.screen : null,
@@ -142,8 +209,22 @@ class Page {
       onHeld: (held) => this.keyCaps.hold(held),
     });
     this.keyCaps.show(hello.controls, hello.takesPointer, this.controls);
-    elements.start.blur();
-    this.render();
+  }
+
+  private reveal(): void {
+    if (this.shown !== null && this.hello !== null) this.screen.open(this.shown, this.hello.width, this.hello.height);
+  }
+
+  /** A link for those who only look. */
+  private async share(): Promise<void> {
+    if (this.session === null) return;
+    const sessionId = this.session.info.id;
+    try {
+      showLink(linkTo({ sessionId, token: await this.client.viewerToken(sessionId) }, location.href));
+    } catch (error) {
+      if (!(error instanceof IthakaError)) throw error;
+      showMessage(explain(error));
+    }
   }
 
   private control(change: Parameters<Session["control"]>[0]): void {
@@ -152,12 +233,12 @@ class Page {
   }
 
   private sendPrompt(): void {
-    if (this.session?.hello?.takesPrompt) this.control({ prompt: elements.prompt.value });
+    if (this.hello?.takesPrompt) this.control({ prompt: elements.prompt.value });
   }
 
   /** First ask for the end and wait for the last frames; asked again, leave at once. */
   private stop(): void {
-    if (!this.isEnding && this.phase === "connected") {
+    if (!this.isEnding && this.phase === "connected" && this.watched === null) {
       this.isEnding = true;
       this.session?.end();
       this.render();
@@ -172,19 +253,27 @@ class Page {
   private leave(): void {
     if (this.session === null) return;
     this.session.close();
+    if (this.watched !== null) return;
     this.client.deleteSession(this.session.info.id, { force: true }).catch(() => {});
   }
 
   private end(outcome: Outcome, error: ErrorReport | null): void {
-    this.session = null;
+    const { shown } = this.stats.figures(0);
+    this.session = this.hello = this.shown = null;
     this.isEnding = false;
+    this.pictures?.stop();
+    this.pictures = null;
+    showCarrier(null, null);
+    showLink(null);
     this.controls?.detach();
     this.controls = null;
     this.keyCaps.hide();
     this.screen.close();
-    showHint(outcome.decodedCount > 0 ? null : ["No frame was shown."]);
+    const hasShown = outcome.decodedCount > 0 || shown > 0;
+    showHint(hasShown ? null : ["No frame was shown."]);
     showMessage(error === null ? null : explain(error));
-    showVerdict(outcome.decodedCount > 0 ? judge(outcome) : null);
+    const isWatching = this.watched !== null;
+    showVerdict(!hasShown ? null : isWatching || this.isLive ? tell(shown, isWatching) : judge(outcome));
     this.setPhase("ended");
     this.renderFigures();
   }
@@ -210,13 +299,14 @@ class Page {
       isRunning: this.session !== null,
       isEnding: this.isEnding,
       isPaused: this.state === "paused",
-      takesPrompt: this.session?.hello?.takesPrompt ?? false,
+      isWatching: this.watched !== null,
+      takesPrompt: this.watched === null && (this.hello?.takesPrompt ?? false),
     });
   }
 
   private renderFigures(): void {
     const now = performance.timeOrigin + performance.now();
-    showFigures(this.stats.figures(now), this.session?.hello?.window ?? null);
+    showFigures(this.stats.figures(now), this.shown instanceof HTMLVideoElement ? null : (this.hello?.window ?? null));
   }
 }
 

@@ -30,18 +30,28 @@ export class Stats {
     this.open.set(controlId, at);
   }
 
+  /** A track says how many pictures it showed, and no more of them. */
+  showPicture(count: number, at: number): void {
+    this.shown = this.received = this.decoded = count;
+    this.noteShown(at);
+  }
+
   showFrame(frame: FrameShown): void {
     this.shown += 1;
     this.received = frame.receivedThrough;
     this.decoded = frame.decodedThrough;
-    this.shownAt = this.shownAt.filter((at) => at > frame.shownAt - FPS_SPAN_MS);
-    this.shownAt.push(frame.shownAt);
+    this.noteShown(frame.shownAt);
     for (const [controlId, at] of this.open) {
       if (controlId > frame.controlId) break;
       this.open.delete(controlId);
       this.latencies.push(frame.shownAt - at);
     }
     this.latencies = this.latencies.slice(-NUM_LATENCIES);
+  }
+
+  private noteShown(at: number): void {
+    this.shownAt = this.shownAt.filter((earlier) => earlier > at - FPS_SPAN_MS);
+    this.shownAt.push(at);
   }
 
   figures(now: number): Figures {

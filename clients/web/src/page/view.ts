@@ -13,6 +13,8 @@ export interface SetupState {
   readonly isRunning: boolean;
   readonly isEnding: boolean;
   readonly isPaused: boolean;
+  /** The session is another page's. */
+  readonly isWatching: boolean;
   /** Prompts can be sent to the running session. */
   readonly takesPrompt: boolean;
 }
@@ -38,6 +40,17 @@ export function showVerdict(verdict: Verdict | null): void {
   elements.verdict.dataset["delivered"] = String(verdict?.isDelivered ?? false);
 }
 
+/** `why`: the reason that it is no track, where one was wanted. */
+export function showCarrier(carrier: "webrtc" | "websocket" | null, why: string | null): void {
+  elements.carrier.textContent = carrier === null ? "–" : carrier === "webrtc" ? "WebRTC" : "WebSocket";
+  elements.carrier.title = why ?? "";
+}
+
+export function showLink(link: string | null): void {
+  elements.link.value = link ?? "";
+  if (link !== null) elements.link.select();
+}
+
 export function showFigures(figures: Figures, window: number | null): void {
   elements.fps.textContent = figures.fps === null ? "–" : figures.fps.toFixed(1);
   elements.latency.textContent = milliseconds(figures.latencyMs);
@@ -54,14 +67,17 @@ function milliseconds(value: number | null): string {
 
 export function showSetup(state: SetupState): void {
   const { isRunning, isBusy } = state;
-  document.body.classList.toggle("locked", state.isLocked);
+  document.body.classList.toggle("locked", state.isLocked && !state.isWatching);
+  document.body.classList.toggle("watching", state.isWatching);
   elements.model.disabled = isRunning || isBusy || elements.model.options.length === 0;
-  elements.seed.disabled = elements.dice.disabled = isRunning || isBusy;
+  elements.delivery.disabled = elements.seed.disabled = elements.dice.disabled = isRunning || isBusy;
   elements.prompt.disabled = isRunning ? !state.takesPrompt : !(state.model?.takesPrompt ?? true);
   elements.say.disabled = !state.takesPrompt;
   elements.pause.disabled = !isRunning || state.isEnding;
+  elements.share.disabled = !isRunning || state.isEnding;
   elements.pause.textContent = state.isPaused ? "Play" : "Pause";
-  elements.start.disabled = isBusy || (!isRunning && !state.isLocked && state.model === null);
+  elements.start.disabled = isBusy || (!isRunning && !state.isLocked && !state.isWatching && state.model === null);
   elements.start.dataset["does"] = isRunning ? "stop" : "start";
-  elements.start.textContent = !isRunning ? "Start" : state.isEnding ? "Leave now" : "Stop";
+  const [begin, stop] = state.isWatching ? ["Watch", "Leave"] : ["Start", "Stop"];
+  elements.start.textContent = !isRunning ? begin : state.isEnding ? "Leave now" : stop;
 }

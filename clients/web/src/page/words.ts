@@ -52,6 +52,12 @@ export function judge(outcome: Outcome): Verdict {
   return { isDelivered: false, text: `${frames(shown)} arrived; how the session ended could not be learnt.` };
 }
 
+/** Where nothing promises every picture. */
+export function tell(shown: number, isWatching: boolean): Verdict {
+  const pictures = shown === 1 ? "1 picture" : `${shown} pictures`;
+  return { isDelivered: true, text: isWatching ? `You saw ${pictures}.` : `Live: ${pictures} shown, each the newest there was.` };
+}
+
 const STATES: Readonly<Record<string, string>> = {
   streaming: "Streaming",
   paused: "Paused",

@@ -15,12 +15,16 @@ export class Stats {
             this.open.delete(this.open.keys().next().value);
         this.open.set(controlId, at);
     }
+    /** A track says how many pictures it showed, and no more of them. */
+    showPicture(count, at) {
+        this.shown = this.received = this.decoded = count;
+        this.noteShown(at);
+    }
     showFrame(frame) {
         this.shown += 1;
         this.received = frame.receivedThrough;
         this.decoded = frame.decodedThrough;
-        this.shownAt = this.shownAt.filter((at) => at > frame.shownAt - FPS_SPAN_MS);
-        this.shownAt.push(frame.shownAt);
+        this.noteShown(frame.shownAt);
         for (const [controlId, at] of this.open) {
             if (controlId > frame.controlId)
                 break;
@@ -28,6 +32,10 @@ export class Stats {
             this.latencies.push(frame.shownAt - at);
         }
         this.latencies = this.latencies.slice(-NUM_LATENCIES);
+    }
+    noteShown(at) {
+        this.shownAt = this.shownAt.filter((earlier) => earlier > at - FPS_SPAN_MS);
+        this.shownAt.push(at);
     }
     figures(now) {
         const recent = this.shownAt.filter((at) => at > now - FPS_SPAN_MS);

@@ -18,6 +18,16 @@ export function showVerdict(verdict) {
     elements.verdict.textContent = verdict?.text ?? "";
     elements.verdict.dataset["delivered"] = String(verdict?.isDelivered ?? false);
 }
+/** `why`: the reason that it is no track, where one was wanted. */
+export function showCarrier(carrier, why) {
+    elements.carrier.textContent = carrier === null ? "–" : carrier === "webrtc" ? "WebRTC" : "WebSocket";
+    elements.carrier.title = why ?? "";
+}
+export function showLink(link) {
+    elements.link.value = link ?? "";
+    if (link !== null)
+        elements.link.select();
+}
 export function showFigures(figures, window) {
     elements.fps.textContent = figures.fps === null ? "–" : figures.fps.toFixed(1);
     elements.latency.textContent = milliseconds(figures.latencyMs);
@@ -32,14 +42,17 @@ function milliseconds(value) {
 }
 export function showSetup(state) {
     const { isRunning, isBusy } = state;
-    document.body.classList.toggle("locked", state.isLocked);
+    document.body.classList.toggle("locked", state.isLocked && !state.isWatching);
+    document.body.classList.toggle("watching", state.isWatching);
     elements.model.disabled = isRunning || isBusy || elements.model.options.length === 0;
-    elements.seed.disabled = elements.dice.disabled = isRunning || isBusy;
+    elements.delivery.disabled = elements.seed.disabled = elements.dice.disabled = isRunning || isBusy;
     elements.prompt.disabled = isRunning ? !state.takesPrompt : !(state.model?.takesPrompt ?? true);
     elements.say.disabled = !state.takesPrompt;
     elements.pause.disabled = !isRunning || state.isEnding;
+    elements.share.disabled = !isRunning || state.isEnding;
     elements.pause.textContent = state.isPaused ? "Play" : "Pause";
-    elements.start.disabled = isBusy || (!isRunning && !state.isLocked && state.model === null);
+    elements.start.disabled = isBusy || (!isRunning && !state.isLocked && !state.isWatching && state.model === null);
     elements.start.dataset["does"] = isRunning ? "stop" : "start";
-    elements.start.textContent = !isRunning ? "Start" : state.isEnding ? "Leave now" : "Stop";
+    const [begin, stop] = state.isWatching ? ["Watch", "Leave"] : ["Start", "Stop"];
+    elements.start.textContent = !isRunning ? begin : state.isEnding ? "Leave now" : stop;
 }

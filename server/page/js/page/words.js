@@ -41,6 +41,11 @@ export function judge(outcome) {
     }
     return { isDelivered: false, text: `${frames(shown)} arrived; how the session ended could not be learnt.` };
 }
+/** Where nothing promises every picture. */
+export function tell(shown, isWatching) {
+    const pictures = shown === 1 ? "1 picture" : `${shown} pictures`;
+    return { isDelivered: true, text: isWatching ? `You saw ${pictures}.` : `Live: ${pictures} shown, each the newest there was.` };
+}
 const STATES = {
     streaming: "Streaming",
     paused: "Paused",
