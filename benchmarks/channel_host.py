@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import select
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -112,23 +113,29 @@ def idle_core_percent(seconds: float) -> float:
     return 100 * used_s / seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", default="832x480", help="WIDTHxHEIGHT of the I420 frame")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
-    arguments = parser.parse_args()
-    width, height = (int(side) for side in arguments.size.split("x"))
+def rows(size: str, seconds: float) -> Iterator[tuple[str, dict[str, float | str]]]:
+    """Name and values of each row, as it is measured."""
+    width, height = (int(side) for side in size.split("x"))
     shape = (height * 3 // 2, width)
-    print(f"{width}x{height} I420, {shape[0] * shape[1] / 1e6:.2f} MB, {NUM_SLOTS} slots, {os.cpu_count()} cores")
     for name, writes, copies_out, hz in (
         ("handed over, bytes untouched", False, False, 0),
         ("written, then used in place", True, False, 0),
         ("written, then copied out", True, True, 0),
         (f"written, {PACED_HZ} a second", True, False, PACED_HZ),
     ):
-        fps, latencies_us = run(shape, arguments.seconds, writes=writes, copies_out=copies_out, hz=hz)
-        print(f"{name:30} {fps:8.0f} frames/s   publish → take {percentiles(latencies_us)} µs")
-    print(f"{'a consumer that waits':30} {idle_core_percent(arguments.seconds):8.2f} % of a core")
+        fps, latencies_us = run(shape, seconds, writes=writes, copies_out=copies_out, hz=hz)
+        yield f"host {size} I420, {name}", {"frames_per_s": round(fps), "publish_to_take_us": percentiles(latencies_us)}
+    yield "host, a consumer that waits", {"core_percent": round(idle_core_percent(seconds), 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="832x480", help="WIDTHxHEIGHT of the I420 frame")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
+    arguments = parser.parse_args()
+    print(f"{NUM_SLOTS} slots, {os.cpu_count()} cores")
+    for name, values in rows(arguments.size, arguments.seconds):
+        print(f"{name:50} " + "  ".join(f"{unit} {value}" for unit, value in values.items()))
 
 
 if __name__ == "__main__":
