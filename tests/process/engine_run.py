@@ -130,6 +130,12 @@ class EngineRun:
         assert self.events[-1] is event or not self._follows(event, session_id)
         return event
 
+    def ended_event(self, session_id: str) -> EngineSessionEnded | None:
+        """What ``ended`` waits for, if it came."""
+        event = self._session_event(EngineSessionEnded, session_id)
+        assert event is None or isinstance(event, EngineSessionEnded)
+        return event
+
     async def frames(self, session_id: str, count: int) -> list[PacketArrived]:
         """Wait for so many packets in all."""
         await self.until(lambda: len(self.packets(session_id)) >= count)

@@ -45,11 +45,11 @@ ON_FOLLOWER = [
 ]
 
 
-def _faults(faults: list[Fault], action: str) -> list[Fault]:
+def with_action(faults: list[Fault], action: str) -> list[Fault]:
     return [Fault(fault.point.format(action), fault.frames) for fault in faults]
 
 
-async def _suffer(run: EngineRun, model: str, child: str, faults: list[Fault]) -> None:
+async def suffer(run: EngineRun, model: str, child: str, faults: list[Fault]) -> None:
     """One life of the group for each fault, the first of which is in place; then one without."""
     for life, fault in enumerate(faults):
         status = await run.ready(model)
@@ -71,21 +71,21 @@ async def _suffer(run: EngineRun, model: str, child: str, faults: list[Fault]) -
 
 async def test_a_leader_dies_or_stops_at_each_point() -> None:
     """Two models side by side: what one suffers, the other doesn't."""
-    killed, stopped = _faults(ON_LEADER, "kill"), _faults(ON_LEADER, "stop")
+    killed, stopped = with_action(ON_LEADER, "kill"), with_action(ON_LEADER, "stop")
     models = synthetic("killed"), synthetic("stopped")
     async with EngineRun(*models, faults=killed[0].spec("killed/0") | stopped[0].spec("stopped/0")) as run:
         await asyncio.gather(
-            _suffer(run, "killed", "killed/0", killed),
-            _suffer(run, "stopped", "stopped/0", stopped),
+            suffer(run, "killed", "killed/0", killed),
+            suffer(run, "stopped", "stopped/0", stopped),
         )
     assert children() == []
 
 
 @pytest.mark.parametrize("action", ["kill", "stop"])
 async def test_a_follower_dies_or_stops_at_each_point(action: str) -> None:
-    faults = _faults(ON_FOLLOWER, action)
+    faults = with_action(ON_FOLLOWER, action)
     async with EngineRun(synthetic(ranks=2), faults=faults[0].spec("s/1")) as run:
-        await _suffer(run, "s", "s/1", faults)
+        await suffer(run, "s", "s/1", faults)
         assert run.states()[:4] == [ModelState.STARTING, ModelState.READY, ModelState.RESTARTING, ModelState.READY]
     assert children() == []
 

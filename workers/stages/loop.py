@@ -12,11 +12,11 @@ from ithaka.workers.child_socket import ChildSocket, close_fds
 from ithaka.workers.families.base import FamilySession
 from ithaka.workers.families.stages import Chunk, Decoder
 from ithaka.workers.fault import FaultPoints
-from ithaka.workers.frame_publisher import BadResultError, checked_i420
 from ithaka.workers.group import LEADER, GroupBrokenError
 from ithaka.workers.outlet import Sink
 from ithaka.workers.pulse import Pulse
 from ithaka.workers.stages.contract import AttachLatents, CloseOnStage, LatentsHeader, OpenOnStage, StopStage
+from ithaka.workers.stages.decoding import decoded
 from ithaka.workers.stages.memory import LatentsMemory
 from ithaka.workers.wire import WireError
 
@@ -63,6 +63,11 @@ class StageLoop:
             self._receive(is_waiting=delivery is None)
             if delivery is not None:
                 self._decode(delivery)
+
+    def close(self) -> None:
+        """After ``run``, when it returned: a leader that found the channel without its taker would be blamed."""
+        if self._latents is not None:
+            self._latents.close()
         self._sink.close()
 
     # -- take ----------------------------------------------------------------------------------------------------------
@@ -150,27 +155,13 @@ class StageLoop:
         try:
             session = self._sessions.get(delivery.message.stream)
             if session is not None:
-                self._faults.reach("stage.taken")
                 header = wire.decode_as(LatentsHeader, delivery.message.header)
-                self._sink.publish(self._decoded(session, delivery, header), header)
+                latents = Chunk(self._memory.read(delivery), header.num_frames)
+                self._sink.publish(decoded(self._decoder, session.memory, latents, header, self._pulse, self._faults), header)
                 if header.chunk + 1 == session.num_chunks:
                     self._close(delivery.message.stream)
         finally:
             self._latents.release(delivery)
-
-    def _decoded(self, session: StageSession, delivery: Delivery, header: LatentsHeader) -> Chunk:
-        latents = Chunk(self._memory.read(delivery), header.num_frames)
-        with self._pulse.busy():
-            self._faults.reach("stage.before_decode")
-            frames = checked_i420(self._decoder.decode(session.memory, latents, self._in_decode), self._decoder.spec)
-            self._faults.reach("stage.after_decode")
-        if frames.shape[0] != header.num_frames:
-            raise BadResultError(f"chunk {header.chunk} decodes to {frames.shape[0]} frames, its step said {header.num_frames}")
-        return Chunk((frames,), header.num_frames)
-
-    def _in_decode(self) -> None:
-        self._pulse.progress()
-        self._faults.reach("stage.in_decode")
 
     def _close(self, stream: int) -> None:
         session = self._sessions.pop(stream, None)

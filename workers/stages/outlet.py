@@ -65,8 +65,8 @@ class LatentsOutlet:
         producer, fds = memory.create(num_slots, latents_bytes, policies)
         outlet = cls(producer, memory, takers, first_taker=first_taker, chunk_frames=chunk_frames, check=check, faults=faults)
         try:
-            for consumer, _ in enumerate(takers):
-                outlet._send(consumer, AttachLatents(consumer), fds)
+            for consumer, taker in enumerate(takers):
+                outlet._send(taker, consumer, AttachLatents(consumer), fds)
         finally:
             close_fds(fds)
         return outlet
@@ -112,18 +112,22 @@ class LatentsOutlet:
         self._faults.reach("latents.published")
 
     def close(self) -> None:
-        """Tell the takers to finish. Raises GroupBrokenError."""
-        self._tell(StopStage())
-        self._producer.close()
-        for taker in self._takers:
-            taker.close()
+        """Tell the takers to finish. Idempotent. Raises GroupBrokenError, with everything closed."""
+        takers, self._takers = self._takers, ()
+        try:
+            for consumer, taker in enumerate(takers):
+                self._send(taker, consumer, StopStage())
+        finally:
+            self._producer.close()
+            for taker in takers:
+                taker.close()
 
     def _tell(self, order: StageOrder) -> None:
-        for consumer, _ in enumerate(self._takers):
-            self._send(consumer, order)
+        for consumer, taker in enumerate(self._takers):
+            self._send(taker, consumer, order)
 
-    def _send(self, consumer: int, order: StageOrder, fds: Sequence[int] = ()) -> None:
+    def _send(self, taker: ChildSocket, consumer: int, order: StageOrder, fds: Sequence[int] = ()) -> None:
         try:
-            self._takers[consumer].send(order, fds)
+            taker.send(order, fds)
         except ConnectionError as error:
             raise GroupBrokenError(self._first_taker + consumer) from error

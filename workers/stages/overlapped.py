@@ -16,10 +16,10 @@ from ithaka.workers.contract import OpenOnRank
 from ithaka.workers.families.base import FamilySession
 from ithaka.workers.families.stages import Chunk, Decoder
 from ithaka.workers.fault import FaultPoints
-from ithaka.workers.frame_publisher import BadResultError, checked_i420
 from ithaka.workers.outlet import FrameOutlet
 from ithaka.workers.pulse import Pulse
 from ithaka.workers.stages.contract import LatentsHeader
+from ithaka.workers.stages.decoding import decoded
 
 STEP_PRIORITY = -1
 """Of the stream that steps run on; decoding has 0, the lowest there is."""
@@ -97,10 +97,13 @@ class OverlappedOutlet:
         self._calls.put(partial(self._decode, self._sessions[header.session_id], chunk, header, made))
 
     def close(self) -> None:
-        """See Sink. Waits for what was published."""
-        self._calls.put(None)
-        self._thread.join()
-        self._frames.close()
+        """See Sink. Waits for what was published. Raises what the decoder raised."""
+        if self._done_fd >= 0:
+            self._calls.put(None)
+            self._thread.join()
+            self._frames.close()
+            os.close(self._done_fd)
+            self._done_fd = -1
         if self._error is not None:
             raise self._error
 
@@ -109,8 +112,7 @@ class OverlappedOutlet:
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
-                with self._pulse.busy():
-                    call()
+                call()
             except Exception as error:
                 # The loop's thread raises it, and the group falls.
                 with self._lock:
@@ -119,9 +121,10 @@ class OverlappedOutlet:
                 return
 
     def _open(self, session: DecodingSession, order: OpenOnRank) -> None:
-        session.memory = self._decoder.open_session(
-            order.session_id, seed=order.seed, prompt=order.prompt, options=order.options
-        )
+        with self._pulse.busy():
+            session.memory = self._decoder.open_session(
+                order.session_id, seed=order.seed, prompt=order.prompt, options=order.options
+            )
 
     def _close(self, session: DecodingSession) -> None:
         assert session.memory is not None
@@ -130,16 +133,10 @@ class OverlappedOutlet:
     def _decode(self, session: DecodingSession, chunk: Chunk, header: LatentsHeader, made: torch.cuda.Event | None) -> None:
         if not session.is_discarded:
             assert session.memory is not None
-            self._faults.reach("stage.before_decode")
             with self._beside_steps(chunk, made):
-                frames = checked_i420(self._decoder.decode(session.memory, chunk, self._in_decode), self._decoder.spec)
-            self._faults.reach("stage.after_decode")
+                frames = decoded(self._decoder, session.memory, chunk, header, self._pulse, self._faults)
             self._check()
-            if frames.shape[0] != header.num_frames:
-                raise BadResultError(
-                    f"chunk {header.chunk} decodes to {frames.shape[0]} frames, its step said {header.num_frames}"
-                )
-            self._frames.publish(Chunk((frames,), header.num_frames), header)
+            self._frames.publish(frames, header)
         with self._lock:
             self._pending_chunks -= 1
             self._pending_frames -= header.num_frames
@@ -155,7 +152,3 @@ class OverlappedOutlet:
             for tensor in chunk.tensors:
                 tensor.record_stream(self._stream)
             yield
-
-    def _in_decode(self) -> None:
-        self._pulse.progress()
-        self._faults.reach("stage.in_decode")

@@ -33,7 +33,7 @@ def serve_stage(
     leader = ChildSocket.from_fd(fds[0])
     decoder = resolve_stages(configure.family).decoder(model=configure.model, options=configure.options, device=device)
     announce(decoder.spec)
-    StageLoop(
+    loop = StageLoop(
         control=control,
         leader=leader,
         decoder=decoder,
@@ -41,5 +41,7 @@ def serve_stage(
         sink=FrameOutlet(faults),
         pulse=pulse,
         faults=faults,
-    ).run()
+    )
+    loop.run()
+    loop.close()
     leader.close()
