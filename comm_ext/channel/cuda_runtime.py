@@ -81,29 +81,29 @@ class CudaRuntime:
 
     def allocate(self, device: int, num_bytes: int) -> int:
         address = _Address()
-        with self._on(device):
+        with self.on(device):
             self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
         return address.value
 
     def free(self, device: int, address: int) -> None:
-        with self._on(device):
+        with self.on(device):
             self._call("cuMemFree_v2", _Address(address))
 
     def export(self, device: int, address: int) -> bytes:
         handle = _Handle()
-        with self._on(device):
+        with self.on(device):
             self._call("cuIpcGetMemHandle", ctypes.byref(handle), _Address(address))
         return ctypes.string_at(ctypes.addressof(handle), HANDLE_BYTES)
 
     def map_handle(self, device: int, handle: bytes) -> int:
         address = _Address()
-        with self._on(device):
+        with self.on(device):
             structure = _Handle.from_buffer_copy(handle)
             self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), structure, ctypes.c_uint(_LAZY_PEER_ACCESS))
         return address.value
 
     def unmap(self, device: int, address: int) -> None:
-        with self._on(device):
+        with self.on(device):
             self._call("cuIpcCloseMemHandle", _Address(address))
 
     def reach(self, device: int, peer: int) -> None:
@@ -114,18 +114,18 @@ class CudaRuntime:
         if not can.value:
             raise DeviceError(f"device {device} can't reach memory of device {peer}")
         context = self._context(peer)
-        with self._on(device):
+        with self.on(device):
             self._call("cuCtxEnablePeerAccess", ctypes.c_void_p(context), 0, allow=(_PEER_ALREADY_ENABLED,))
 
     def open_stream(self, device: int) -> int:
         lowest, highest, stream = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
-        with self._on(device):
+        with self.on(device):
             self._call("cuCtxGetStreamPriorityRange", ctypes.byref(lowest), ctypes.byref(highest))
             self._call("cuStreamCreateWithPriority", ctypes.byref(stream), _NON_BLOCKING_STREAM, highest)
         return stream.value or 0
 
     def close_stream(self, device: int, stream: int) -> None:
-        with self._on(device):
+        with self.on(device):
             self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
     def copy(
@@ -141,7 +141,7 @@ class CudaRuntime:
     ) -> None:
         if row_bytes == 0 or num_rows == 0:
             return
-        with self._on(device):
+        with self.on(device):
             if num_rows == 1 or target_pitch == source_pitch == row_bytes:
                 size = ctypes.c_size_t(row_bytes * num_rows)
                 self._call("cuMemcpyDtoDAsync_v2", _Address(target), _Address(source), size, ctypes.c_void_p(stream))
@@ -159,17 +159,17 @@ class CudaRuntime:
             self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), ctypes.c_void_p(stream))
 
     def record(self, device: int, stream: int, *, sleeps: bool) -> int:
-        with self._on(device):
+        with self.on(device):
             event = self._take_event(device, sleeps)
             self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
         return event
 
     def is_complete(self, device: int, event: int) -> bool:
-        with self._on(device):
+        with self.on(device):
             return self._call("cuEventQuery", ctypes.c_void_p(event), allow=(_NOT_READY,)) == _SUCCESS
 
     def wait(self, device: int, event: int) -> None:
-        with self._on(device):
+        with self.on(device):
             self._call("cuEventSynchronize", ctypes.c_void_p(event))
 
     def close_event(self, device: int, event: int) -> None:
@@ -189,7 +189,7 @@ class CudaRuntime:
         return number
 
     @contextlib.contextmanager
-    def _on(self, device: int) -> Iterator[None]:
+    def on(self, device: int) -> Iterator[None]:
         """The device's primary context is the thread's current one; whatever was current before comes back."""
         self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(self._context(device)))
         try:

@@ -5,30 +5,15 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import Iterator
+from typing import Any
 
-import numpy as np
+from tests.process.channel_memory import MEMORIES, ChannelMemory, read, write
 
-from ithaka.comm_ext.channel.base import ChannelClosedError, ChannelMessage, Delivery, Slot, TensorLayout
-from ithaka.comm_ext.channel.host_shm import HostConsumer, HostProducer, clear_event, open_consumer, open_producer
-
-ITEMS = 50_000
-
-
-def write(slot: Slot, number: int) -> ChannelMessage:
-    np.frombuffer(slot.data, np.uint32, ITEMS)[:] = number
-    return ChannelMessage(b"%d" % number, (TensorLayout((ITEMS,), "uint32"),))
+from ithaka.comm_ext.channel.base import ChannelClosedError, ChannelMessage
+from ithaka.comm_ext.channel.host_shm import clear_event
 
 
-def read(delivery: Delivery) -> int:
-    """The delivery's number. Raises ValueError when bytes, header and layout do not agree."""
-    values = np.frombuffer(delivery.data, np.uint32, ITEMS)
-    number = int(values[0])
-    if (values != number).any() or delivery.message.header != b"%d" % number:
-        raise ValueError(f"message {delivery.sequence} is torn")
-    return number
-
-
-def deliveries(consumer: HostConsumer) -> Iterator[Delivery]:
+def deliveries(consumer: Any) -> Iterator[Any]:
     """Every message until the end of the channel."""
     while True:
         try:
@@ -42,24 +27,24 @@ def deliveries(consumer: HostConsumer) -> Iterator[Delivery]:
             yield delivery
 
 
-def take_all(consumer: HostConsumer) -> list[tuple[int, int]]:
+def take_all(memory: ChannelMemory, consumer: Any) -> list[tuple[int, int]]:
     """Sequence and number of every message until the end of the channel; each is released."""
     seen = []
     for delivery in deliveries(consumer):
-        seen.append((delivery.sequence, read(delivery)))
+        seen.append((delivery.sequence, read(memory, delivery)))
         consumer.release(delivery)
     return seen
 
 
-def claim(producer: HostProducer) -> Slot:
+def claim(producer: Any) -> Any:
     while (slot := producer.claim()) is None:
         select.select([producer.free_fd()], [], [])
         clear_event(producer.free_fd())
     return slot
 
 
-def produce(producer: HostProducer) -> None:
-    slot: Slot | None = None
+def produce(memory: ChannelMemory, producer: Any) -> None:
+    slot: Any = None
     message: ChannelMessage | None = None
     for line in sys.stdin:
         match line.split():
@@ -67,14 +52,14 @@ def produce(producer: HostProducer) -> None:
                 slot = claim(producer)
                 answer("claimed")
             case ["write", number] if slot is not None:
-                message = write(slot, int(number))
+                message = write(memory, slot, int(number))
                 answer("written")
             case ["publish"] if slot is not None and message is not None:
                 answer(f"published {producer.publish(slot, message)}")
             case ["stream", first, last]:
                 for number in range(int(first), int(last) + 1):
                     slot = claim(producer)
-                    producer.publish(slot, write(slot, number))
+                    producer.publish(slot, write(memory, slot, number))
                 answer("streamed")
             case ["close"]:
                 producer.close()
@@ -83,8 +68,8 @@ def produce(producer: HostProducer) -> None:
                 raise ValueError(line)
 
 
-def consume(consumer: HostConsumer) -> None:
-    held: list[Delivery] = []
+def consume(memory: ChannelMemory, consumer: Any) -> None:
+    held: list[Any] = []
     stream = deliveries(consumer)
     for line in sys.stdin:
         match line.split():
@@ -94,15 +79,21 @@ def consume(consumer: HostConsumer) -> None:
                     answer("end")
                 else:
                     held.append(delivery)
-                    answer(f"{delivery.sequence} {read(delivery)}")
+                    answer(f"{delivery.sequence} {read(memory, delivery)}")
             case ["release"]:
                 consumer.release(held.pop(0))
                 answer("released")
+            case ["dropped"]:
+                answer(f"dropped {consumer.num_dropped}")
             case ["stream"]:
                 for delivery in stream:
-                    answer(f"{delivery.sequence} {read(delivery)}")
+                    answer(f"{delivery.sequence} {read(memory, delivery)}")
                     consumer.release(delivery)
                 answer("end")
+            case ["close"]:
+                consumer.close()
+                held.clear()
+                answer("closed")
             case _:
                 raise ValueError(line)
 
@@ -112,9 +103,14 @@ def answer(text: str) -> None:
     sys.stdout.flush()
 
 
-if __name__ == "__main__":
-    role, *fds = sys.argv[1:]
+def main() -> None:
+    role, memory_name, device, *fds = sys.argv[1:]
+    memory: ChannelMemory = MEMORIES[memory_name]()
     if role == "producer":
-        produce(open_producer([int(fd) for fd in fds]))
+        produce(memory, memory.open_producer([int(fd) for fd in fds], int(device)))
     else:
-        consume(open_consumer([int(fd) for fd in fds], int(role)))
+        consume(memory, memory.open_consumer([int(fd) for fd in fds], int(role), int(device)))
+
+
+if __name__ == "__main__":
+    main()
