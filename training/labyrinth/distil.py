@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -51,19 +51,27 @@ class Distiller:
         made, _ = self._trainer.predict(replace(clip, made=start, made_levels=levels))
         return (made - target).square().mean()
 
-    @torch.no_grad()
     def _teach(self, clip: ClipInput, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        high = torch.linspace(1.0, self._middle, TEACHER_STEPS_HIGH + 1).tolist()
-        low = torch.linspace(self._middle, 0.0, TEACHER_STEPS_LOW + 1).tolist()
-        middle = self._follow(clip, noise, high)
-        return middle, self._follow(clip, middle, low)
+        high, low = teacher_levels(self._middle)
+        middle = follow(self._teacher, clip, noise, high)
+        return middle, follow(self._teacher, clip, middle, low)
 
-    def _follow(self, clip: ClipInput, x: torch.Tensor, levels: list[float]) -> torch.Tensor:
+
+def follow(trainer: Trainer, clip: ClipInput, x: torch.Tensor, levels: Sequence[float]) -> torch.Tensor:
+    """Take ``x``, the frames being made, down the levels by plain steps of the trainer's model, without gradients."""
+    words = clip.words.detach()
+    with torch.no_grad():
         for level, below in pairwise(levels):
             held = torch.full(x.shape[:2], level, device=x.device)
-            velocity, _ = self._teacher.predict(replace(clip, made=x, made_levels=held, words=clip.words.detach()))
+            velocity, _ = trainer.predict(replace(clip, made=x, made_levels=held, words=words))
             x = x + (below - level) * velocity
-        return x
+    return x
+
+
+def teacher_levels(middle: float) -> tuple[list[float], list[float]]:
+    """The teacher's levels above and below the student's middle."""
+    high = torch.linspace(1.0, middle, TEACHER_STEPS_HIGH + 1).tolist()
+    return high, torch.linspace(middle, 0.0, TEACHER_STEPS_LOW + 1).tolist()
 
 
 def frozen_copy(trainer: Trainer) -> Trainer:

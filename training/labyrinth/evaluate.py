@@ -90,14 +90,20 @@ def generate(
     model: WorldModel, clips: ClipMaker, walks: Walks, context: int, num_frames: int, schedule: Schedule
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Remember ``context`` true frames, then walk on alone: (number from 1, RGB 0..1 [B, 3, 128, 128]) per frame."""
+    for number, tokens in enumerate(generate_tokens(model, clips, walks, context, num_frames, schedule), 1):
+        yield number, decode_tokens(model.autoencoder, tokens)
+
+
+def generate_tokens(
+    model: WorldModel, clips: ClipMaker, walks: Walks, context: int, num_frames: int, schedule: Schedule
+) -> Iterator[torch.Tensor]:
+    """``generate`` before the decoder: latent tokens [B, 64, 16] per frame."""
     sampler = make_sampler(model, model.sampling, schedule)
     stream = begin(sampler, model.autoencoder, clips, walks, context)
-    for number in range(1, num_frames + 1):
-        row = context + number - 1
+    for row in range(context, context + num_frames):
         if not torch.equal(walks.prompts[:, row], walks.prompts[:, row - 1]):
             sampler.set_prompt(stream, walks.prompts[:, row])
-        tokens = sampler.sample(stream, walks.controls[:, row])
-        yield number, decode_tokens(model.autoencoder, tokens)
+        yield sampler.sample(stream, walks.controls[:, row])
 
 
 def make_sampler(model: WorldModel, sampling: SamplingSpec, schedule: Schedule) -> FrameSampler:

@@ -49,7 +49,7 @@ def train_autoencoder(
     while (share := (time.monotonic() - started) / seconds) < 1:
         if step % STEPS_PER_DRAW == 0:
             at = (step // STEPS_PER_DRAW * batch) % pool.shape[0]
-            pool[at : at + batch] = _draw(clips, batch)
+            pool[at : at + batch] = draw_pictures(clips, batch)
         rate = LEARNING_RATE * min(1.0, (step + 1) / 100, max(0.02, (1 - share) / 0.5))
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -68,10 +68,18 @@ def train_autoencoder(
 
 
 def _loss(model: TinyAutoencoder, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    latents = model.encode(pictures)
+    noisy = with_noise(model.encode(pictures))
+    return picture_loss(model.decode(noisy).float(), pictures)
+
+
+def with_noise(latents: torch.Tensor) -> torch.Tensor:
+    """Latents [N, C, h, w] with a random amount of noise each, LATENT_NOISE on average."""
     amount = LATENT_NOISE * 2 * torch.rand(latents.shape[0], 1, 1, 1, device=latents.device)
-    noisy = latents + amount * torch.randn_like(latents)
-    decoded = model.decode(noisy).float()
+    return latents + amount * torch.randn_like(latents)
+
+
+def picture_loss(decoded: torch.Tensor, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of decoded pictures, -1..1 [N, 3, H, W], and their squared error."""
     error = decoded - pictures
     squared = error.square().mean()
     edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
@@ -88,10 +96,10 @@ def _energy(pictures: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _pool(clips: ClipMaker, batch: int) -> torch.Tensor:
-    return torch.cat([_draw(clips, batch) for _ in range(16)])
+    return torch.cat([draw_pictures(clips, batch) for _ in range(16)])
 
 
-def _draw(clips: ClipMaker, num_pictures: int) -> torch.Tensor:
+def draw_pictures(clips: ClipMaker, num_pictures: int) -> torch.Tensor:
     """uint8 [num_pictures, 3, 128, 128] from walks of a few frames each."""
     walks = clips.walks(-(-num_pictures // FRAMES_PER_WALK), 8 * FRAMES_PER_WALK)
     frames = range(7, 8 * FRAMES_PER_WALK, 8)

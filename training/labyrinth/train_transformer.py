@@ -144,6 +144,11 @@ class Trainer:
                 parameter.copy_(mean)
                 mean.copy_(kept)
 
+    def drop_gradients(self) -> None:
+        """Forget what a backward left."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
     def flow_loss(self, batch: Batch) -> torch.Tensor:
         """Squared error of the velocity, for frames being made and for those remembered with visible noise."""
         clip, made_noise, remembered_noise = self.noisy(batch)
