@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import psutil
 import pytest
 import websockets
 
+import ithaka.workers
 from ithaka_client import Client
 from ithaka_client.protocol import EndOfStream, Hello, parse_message
 
@@ -165,12 +167,28 @@ def test_a_port_in_use_ends_with_2_before_any_child() -> None:
         assert "choose another" in stderr
 
 
-async def test_a_model_that_can_not_start_is_told_by_readyz(tmp_path: Path) -> None:
+def _unknown_option(folder: Path) -> tuple[str, str]:
+    return "{name: bad, family: synthetic, options: {widht: 64}}", "widht"
+
+
+def _missing_weights(folder: Path) -> tuple[str, str]:
+    return f"{{name: bad, family: labyrinth, options: {{weights: {folder}/none}}}}", f"no weights at {folder}/none"
+
+
+def _flipped_bit(folder: Path) -> tuple[str, str]:
+    weights = shutil.copytree(Path(ithaka.workers.__path__[0]) / "families/wan/weights/labyrinth", folder / "weights")
+    damaged = weights / "autoencoder" / "diffusion_pytorch_model.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    return f"{{name: bad, family: labyrinth, options: {{weights: {weights}}}}}", f"{damaged} is not the file that was exported"
+
+
+@pytest.mark.parametrize("make", [_unknown_option, _missing_weights, _flipped_bit])
+async def test_a_model_that_can_not_start_is_told_by_readyz(make: Callable[[Path], tuple[str, str]], tmp_path: Path) -> None:
+    model, message = make(tmp_path)
     path = tmp_path / "bad.yaml"
-    path.write_text(
-        "models: [{name: bad, family: synthetic, options: {widht: 64}}]\n"
-        "supervisor: {max_failed_starts: 1}\nlog: {level: error}\n"
-    )
+    path.write_text(f"models: [{model}]\nsupervisor: {{max_failed_starts: 1}}\nlog: {{level: error}}\n")
     with started("-c", str(path), "--port", "0") as process:
         assert process.stdout is not None
         url = next(match for line in process.stdout if (match := re.search(r"http://\S+", line))).group(0).rstrip("/")
@@ -178,8 +196,8 @@ async def test_a_model_that_can_not_start_is_told_by_readyz(tmp_path: Path) -> N
             while (await http.get("/v1/models")).json()["models"][0]["state"] != "failed":
                 assert process.poll() is None
             ready = await http.get("/readyz")
-            assert ready.status_code == 503 and "widht" in ready.text
+            assert ready.status_code == 503 and message in ready.text
             refused = await http.post("/v1/sessions", json={"model": "bad"})
-            assert refused.status_code == 503 and "widht" in refused.json()["error"]["message"]
+            assert refused.status_code == 503 and message in refused.json()["error"]["message"]
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0

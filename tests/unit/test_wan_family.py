@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ithaka.workers.families.base import Controls, FamilyInputError, FamilyLoadError, StepInput
+from ithaka.workers.families.wan.checksums import record_checksums
 from ithaka.workers.families.wan.family import MAX_PROMPT_CHARACTERS, MAX_SEED, WanWorld, load
 from ithaka.workers.families.wan.weights_folder import MAX_FILE_BYTES, SHIPPED, load_world_model
 
@@ -153,19 +154,42 @@ def test_a_folder_from_elsewhere_loads(folder: Path) -> None:
 def test_cut_off_tensors_are_told(folder: Path, part: str) -> None:
     file = next((folder / part).glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(FamilyLoadError, match=f"{part}/.*is not the file that was exported.*reinstall"):
+        load_world_model(folder)
+    record_checksums(folder)
     with pytest.raises(FamilyLoadError, match=f"{part} can't be read.*reinstall"):
+        load_world_model(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"transformer/{TENSORS}-00001-of-00002.safetensors",
+        f"transformer/{TENSORS}-00002-of-00002.safetensors",
+        f"transformer/{TENSORS}.safetensors.index.json",
+        f"autoencoder/{TENSORS}.safetensors",
+        f"starts/{TENSORS}.safetensors",
+        "prompt_encoder/config.json",
+    ],
+)
+def test_a_flipped_bit_is_told_with_the_name_of_the_file(folder: Path, name: str) -> None:
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(FamilyLoadError, match=f"{name} is not the file that was exported: its sha256 differs.*reinstall"):
         load_world_model(folder)
 
 
 @pytest.mark.parametrize("part", ["transformer", "autoencoder", "prompt_encoder", "starts"])
 def test_missing_tensors_are_told(folder: Path, part: str) -> None:
     next((folder / part).glob("*.safetensors")).unlink()
-    with pytest.raises(FamilyLoadError, match=f"{part} can't be read.*reinstall"):
+    with pytest.raises(FamilyLoadError, match=f"{part}/.* can't be read.*reinstall"):
         load_world_model(folder)
 
 
 def _change(file: Path, **tensors: torch.Tensor) -> None:
     save_file({**load_file(file), **tensors}, file)
+    record_checksums(file.parents[1])
 
 
 def test_tensors_of_another_model_are_told(folder: Path) -> None:
@@ -193,13 +217,16 @@ def test_beginnings_of_another_shape_are_told(folder: Path) -> None:
     [
         ("model_index.json", "{", "can't be read"),
         ("model_index.json", "[]", "not a JSON object"),
-        ("model_index.json", "{}", "config that does not fit"),
-        ("model_index.json", '{"sampling": {"levels": {"2": [0.5]}, "steps": 2}}', "config that does not fit"),
+        ("model_index.json", "{}", "names no sha256 of its files"),
+        ("model_index.json", '{"sha256": {}}', "config that does not fit"),
+        ("model_index.json", '{"sampling": {"levels": {"2": [0.5]}, "steps": 2}, "sha256": {}}', "config that does not fit"),
         ("transformer/config.json", '{"num_wheels": 4}', "config that does not fit"),
         ("prompt_encoder/config.json", '{"text_dim": 64, "vocabulary": []}', "another vocabulary"),
     ],
 )
 def test_damaged_configs_are_told(folder: Path, file: str, text: str, message: str) -> None:
     (folder / file).write_text(text)
+    if file != "model_index.json":
+        record_checksums(folder)
     with pytest.raises(FamilyLoadError, match=message):
         load_world_model(folder)

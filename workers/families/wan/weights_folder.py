@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import nn
 
 from ithaka.workers.families.base import FamilyLoadError
 from ithaka.workers.families.wan.autoencoder import TinyAutoencoder
+from ithaka.workers.families.wan.checksums import INDEX, REPAIR, CheckedFolder, record_checksums
 from ithaka.workers.families.wan.model import CausalWanModel
 from ithaka.workers.families.wan.prompt import VOCABULARY, PromptEncoder
 from ithaka.workers.families.wan.spec import SamplingSpec
@@ -63,32 +64,31 @@ def save_world_model(folder: Path, model: WorldModel) -> None:
         "starts": [f"{package}.weights_folder", "Starts"],
         "sampling": model.sampling.to_json(),
     }
-    _write_json(folder / "model_index.json", index)
+    _write_json(folder / INDEX, index)
+    record_checksums(folder)
 
 
 def load_autoencoder(folder: Path) -> TinyAutoencoder:
     """That part alone, as ``load_world_model`` reads it."""
-    _check_folder(folder)
     autoencoder = TinyAutoencoder()
-    _fill(autoencoder, _load_part(folder / "autoencoder"), folder / "autoencoder")
+    _fill(autoencoder, _load_part(CheckedFolder(folder), "autoencoder"), folder / "autoencoder")
     return autoencoder
 
 
 def load_world_model(folder: Path) -> WorldModel:
     """Read a folder that ``save_world_model`` wrote. Raises FamilyLoadError saying what is wrong and what to do."""
-    _check_folder(folder)
-    index = _read_json(folder / "model_index.json")
+    checked = CheckedFolder(folder)
     try:
-        sampling = SamplingSpec.from_json(index["sampling"])
-        config = _read_json(folder / "transformer" / "config.json")
+        sampling = SamplingSpec.from_json(checked.index["sampling"])
+        config = checked.read_object("transformer/config.json")
         config.pop("_class_name", None)
         transformer = CausalWanModel(**config)
-        words = _read_json(folder / "prompt_encoder" / "config.json")
+        words = checked.read_object("prompt_encoder/config.json")
         prompt_encoder = PromptEncoder(int(words["text_dim"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FamilyLoadError(f"{folder} has a config that does not fit this model: {error!r}. {_REPAIR}") from error
+        raise FamilyLoadError(f"{folder} has a config that does not fit this model: {error!r}. {REPAIR}") from error
     if tuple(words.get("vocabulary", ())) != VOCABULARY:
-        raise FamilyLoadError(f"{folder / 'prompt_encoder'} was made for another vocabulary. {_REPAIR}")
+        raise FamilyLoadError(f"{folder / 'prompt_encoder'} was made for another vocabulary. {REPAIR}")
     autoencoder = TinyAutoencoder()
     parts: tuple[tuple[str, nn.Module], ...] = (
         ("transformer", transformer),
@@ -96,22 +96,11 @@ def load_world_model(folder: Path) -> WorldModel:
         ("prompt_encoder", prompt_encoder),
     )
     for name, module in parts:
-        _fill(module, _load_part(folder / name), folder / name)
-    starts = _load_part(folder / "starts")
+        _fill(module, _load_part(checked, name), folder / name)
+    starts = _load_part(checked, "starts")
     if set(starts) != {"latents", "controls"} or starts["latents"].shape[:3] != starts["controls"].shape[:3]:
-        raise FamilyLoadError(f"{folder / 'starts'} holds no beginnings of walks. {_REPAIR}")
+        raise FamilyLoadError(f"{folder / 'starts'} holds no beginnings of walks. {REPAIR}")
     return WorldModel(transformer, autoencoder, prompt_encoder, Starts(**starts), sampling)
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / "model_index.json").is_file():
-        raise FamilyLoadError(
-            f"no weights at {folder}: model_index.json is missing. Reinstall ithaka, or train them with "
-            "`python -m training.labyrinth.train` and name the folder in the model's option `weights`."
-        )
-
-
-_REPAIR = "The files are damaged or of another version: reinstall ithaka, or train the model again."
 
 
 def _save_part(folder: Path, state: dict[str, torch.Tensor], class_name: str, config: dict[str, Any]) -> None:
@@ -146,36 +135,26 @@ def _shards(state: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     return shards
 
 
-def _load_part(folder: Path) -> dict[str, torch.Tensor]:
-    index = folder / f"{_TENSORS}.safetensors.index.json"
+def _load_part(checked: CheckedFolder, part: str) -> dict[str, torch.Tensor]:
+    index = f"{part}/{_TENSORS}.safetensors.index.json"
     try:
-        files = set(_read_json(index)["weight_map"].values()) if index.is_file() else {f"{_TENSORS}.safetensors"}
+        files = set(checked.read_object(index)["weight_map"].values()) if checked.holds(index) else {f"{_TENSORS}.safetensors"}
         state: dict[str, torch.Tensor] = {}
         for file in sorted(files):
-            state.update(load_file(folder / file))
-    except (OSError, SafetensorError, KeyError, AttributeError, TypeError) as error:
-        raise FamilyLoadError(f"{folder} can't be read: {error}. {_REPAIR}") from error
+            state.update(load(checked.read(f"{part}/{file}")))
+    except (SafetensorError, KeyError, AttributeError, TypeError) as error:
+        raise FamilyLoadError(f"{checked.folder / part} can't be read: {error}. {REPAIR}") from error
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
 
 
 def _fill(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> None:
     if not all(tensor.isfinite().all() for tensor in state.values()):
-        raise FamilyLoadError(f"{folder} holds values that are not numbers. {_REPAIR}")
+        raise FamilyLoadError(f"{folder} holds values that are not numbers. {REPAIR}")
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        raise FamilyLoadError(f"{folder} does not fit this model: {error} {_REPAIR}") from error
+        raise FamilyLoadError(f"{folder} does not fit this model: {error} {REPAIR}") from error
     module.requires_grad_(False).eval()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise FamilyLoadError(f"{path} can't be read: {error}. {_REPAIR}") from error
-    if not isinstance(data, dict):
-        raise FamilyLoadError(f"{path} is not a JSON object. {_REPAIR}")
-    return data
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
