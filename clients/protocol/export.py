@@ -15,6 +15,7 @@ from ithaka.server.session.messages import (
     Eos,
     ErrorRaised,
     Hello,
+    Numbered,
     Ping,
     ServerMessage,
     StateChanged,
@@ -49,6 +50,7 @@ SERVER_MESSAGES: dict[str, ServerMessage] = {
     "last_state": StateChanged(state=State.CLOSED, reason="ended", delivered=True),
     "ping": Ping(id=3),
     "eos": Eos(last_seq=48, count=48, reason="worker_lost", retryable=True),
+    "numbered": Numbered(seq=12, control_id=5, generated_us=2**50, rtp_timestamp=2**32 - 1),
     "error": ErrorRaised(code="ack_beyond_sent", message="received_through 9, but only 8 frames were sent", retryable=False),
 }
 CLIENT_MESSAGES: dict[str, dict[str, Any]] = {

@@ -80,7 +80,20 @@ class ErrorRaised(Message):
     retryable: bool
 
 
-ServerMessage = Hello | StateChanged | Ping | Eos | ErrorRaised
+class Numbered(Message):
+    """On a track whose codec has no room for numbers: which frame it is that is shown at this RTP time (32 bits, 90 kHz).
+
+    ``generated_us``: CLOCK_MONOTONIC of the server, in microseconds.
+    """
+
+    type: Literal["numbered"] = "numbered"
+    seq: FrameSeq
+    control_id: Seq
+    generated_us: Seq
+    rtp_timestamp: Annotated[int, Field(ge=0, lt=2**32)]
+
+
+ServerMessage = Hello | StateChanged | Ping | Eos | ErrorRaised | Numbered
 
 
 # -- client → server ---------------------------------------------------------------------------------------------------

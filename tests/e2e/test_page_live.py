@@ -18,6 +18,13 @@ from tests.e2e.test_webrtc_page import CONFIG, NOWHERE
 pytestmark = pytest.mark.browser
 SIZE = 320, 192
 KEY = "a-key-of-this-test-only"
+WITHOUT_H264 = """
+const all = RTCRtpReceiver.getCapabilities.bind(RTCRtpReceiver);
+RTCRtpReceiver.getCapabilities = (kind) => {
+  const known = all(kind);
+  return { ...known, codecs: known.codecs.filter(({ mimeType }) => !/h264/i.test(mimeType)) };
+};
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +40,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
 
 
 @contextmanager
-def opened(chromium: Browser, url: str) -> Iterator[WatchedPage]:
-    """A page of a visitor who has nothing but this address."""
+def opened(chromium: Browser, url: str, *, before: str = "") -> Iterator[WatchedPage]:
+    """A page of a visitor who has nothing but this address; ``before`` runs in it first."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
+    context.add_init_script(before)
     watched = WatchedPage(context.new_page())
     watched.open(url)
     yield watched
@@ -74,6 +82,21 @@ def test_a_live_session_is_shown_and_steered_by_webrtc(chromium: Browser, daemon
         assert re.fullmatch(r"Live: \d+ pictures shown, each the newest there was\.", verdict)
         expect(watched.page.locator("#phase")).to_have_text("Ended")
         expect(watched.page.locator("video")).to_be_visible()
+
+
+def test_a_browser_without_h264_plays_in_vp8_and_still_knows_its_frames(chromium: Browser, daemon: RunningDaemon) -> None:
+    with opened(chromium, f"{daemon.url}/#token={KEY}", before=WITHOUT_H264) as watched:
+        choose_live(watched)
+        watched.start("numbers")
+        expect(watched.page.locator("#carrier")).to_have_text("WebRTC")
+        watched.await_number("shown", 10)
+        watched.page.keyboard.down("w")
+        # Only the numbers beside the track say which picture used the control.
+        expect(watched.page.locator("#latency")).to_have_text(re.compile(r"^\d+ ms$"), timeout=DEADLINE_MS)
+        watched.await_number("shown", watched.number("shown") + 10)
+        assert video_barcode(watched).held == {"KeyW"}
+        watched.page.keyboard.up("w")
+        watched.stop()
 
 
 def test_where_webrtc_finds_no_way_the_page_says_so_and_goes_on(chromium: Browser, tmp_path: Path) -> None:

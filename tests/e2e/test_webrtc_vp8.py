@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import av
 import httpx
 import pytest
+from aiortc.rtp import RtpPacket
 
 from tests.e2e.live_daemon import CONFIG, OPERATOR, barcode_of, bearer, create, delete
 from tests.e2e.running_daemon import RunningDaemon, running_daemon
-from tests.rtc_peer import RtcPeer
+from tests.rtc_peer import BadNetwork, RtcPeer
+
+FPS = 16
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +39,43 @@ async def viewers_headers(daemon: RunningDaemon, session: dict[str, Any]) -> dic
     async with httpx.AsyncClient(base_url=daemon.url, trust_env=False) as http:
         minted = await http.post(f"/v1/sessions/{session['id']}/token", json={"role": "viewer"}, headers=OPERATOR)
     return {"Authorization": f"Bearer {minted.json()['token']}"}
+
+
+class Numbers:
+    """What the messages say of the track, and what came of it; ``frame_of`` needs no look at the picture."""
+
+    def __init__(self, peer: RtcPeer) -> None:
+        self.told: dict[int, dict[str, Any]] = {}
+        self.eos: dict[str, Any] | None = None
+        self._peer = peer
+        self._first_timestamp: int | None = None
+        (receiver,) = [known for known in peer.connection.getReceivers() if known.track.kind == "video"]
+        take = receiver._handle_rtp_packet
+
+        async def note_and_take(packet: RtpPacket, arrival_time_ms: int) -> None:
+            if self._first_timestamp is None:
+                self._first_timestamp = packet.timestamp
+            await take(packet, arrival_time_ms)
+
+        receiver._handle_rtp_packet = note_and_take  # type: ignore[method-assign]
+
+    async def hear(self) -> None:
+        message = await self._peer.hear()
+        assert isinstance(message, dict)
+        if message["type"] == "numbered":
+            assert message["rtp_timestamp"] not in self.told, "each picture has one number"
+            self.told[message["rtp_timestamp"]] = message
+        elif message["type"] == "eos":
+            self.eos = message
+
+    async def frame_of(self, picture: av.VideoFrame) -> dict[str, Any]:
+        """Waits for the message, which may come after the picture."""
+        assert self._first_timestamp is not None and picture.pts is not None
+        # This side's own decoder counts from the first picture on.
+        timestamp = (self._first_timestamp + picture.pts) % 2**32
+        while timestamp not in self.told:
+            await self.hear()
+        return self.told[timestamp]
 
 
 @pytest.mark.parametrize("delivery", ["live", "lossless"])
@@ -73,6 +114,40 @@ async def test_a_controller_without_h264_plays(daemon: RunningDaemon) -> None:
         await peer.say("control", control_id=1, pressed=["KeyW"])
         while "KeyW" not in barcode_of(await peer.picture()).held:
             pass
+    finally:
+        await peer.close()
+        delete(daemon, session)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+async def test_each_picture_has_its_number_and_each_lost_one_is_named(daemon: RunningDaemon, loss: float) -> None:
+    session = create(daemon, delivery="live")
+    peer = await connect(daemon, session, bearer(session), "video/VP8")
+    try:
+        numbers = Numbers(peer)
+        await peer.greet()
+        await peer.picture()
+        network = BadNetwork(peer, loss=loss, delay_s=0.0, seed=5)
+        await peer.say("control", control_id=7, pressed=["KeyW"])
+        shown: set[int] = set()
+        for _ in range(8 * FPS):
+            picture = await peer.picture()
+            told, seen = await numbers.frame_of(picture), barcode_of(picture)
+            assert told["seq"] == seen.number, "the number is that of the picture"
+            assert (told["control_id"] >= 7) == ("KeyW" in seen.held)
+            shown.add(told["seq"])
+        network.loss = 0.0
+        await peer.say("end")
+        while numbers.eos is None:
+            await numbers.hear()
+        told_us = [told["generated_us"] for told in sorted(numbers.told.values(), key=lambda told: int(told["seq"]))]
+        assert told_us == sorted(told_us)
+        sent = {told["seq"] for told in numbers.told.values() if min(shown) <= told["seq"] <= max(shown)}
+        lost = sent - shown
+        assert shown <= sent and len(lost) <= 0.2 * len(sent)
+        if not loss:
+            assert lost == set()
+        assert max(told["seq"] for told in numbers.told.values()) <= numbers.eos["count"]
     finally:
         await peer.close()
         delete(daemon, session)

@@ -31,6 +31,7 @@ from ithaka_client.protocol import (
     EncodedFrame,
     EndOfStream,
     Hello,
+    Numbered,
     Ping,
     ServerError,
     StateChanged,
@@ -91,6 +92,7 @@ def test_golden_server_messages_are_read() -> None:
         "last_state": StateChanged("closed", "ended", True),
         "ping": Ping(3),
         "eos": EndOfStream(48, 48, "worker_lost", True),
+        "numbered": Numbered(12, 5, 2**50, 2**32 - 1),
         "error": ServerError("ack_beyond_sent", "received_through 9, but only 8 frames were sent", False),
     }
     assert parse_message('{"type":"weather"}') == UnknownMessage("weather")

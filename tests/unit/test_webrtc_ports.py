@@ -10,13 +10,13 @@ from typing import Any
 
 import aioice
 import pytest
+from aioice import ice
 from aiortc.sdp import SessionDescription
 from tests.fakes import READY, FakeEngine
 from tests.rtc_peer import RtcPeer, connected
 from tests.served import Served, config_for, served
 
 from ithaka.configs.load import ConfigError, load_config
-from ithaka.server.transports.webrtc import gathering
 from ithaka.server.transports.webrtc.gathering import Gathering, GatheringError, IceSettings, PortsTakenError
 
 NUM_PORTS = 3
@@ -149,7 +149,7 @@ async def test_peers_are_told_the_announced_address_and_find_the_server_there(po
         for one, other in ((server, peer), (peer, server)):
             for candidate in other.local_candidates:
                 await one.add_remote_candidate(candidate)
-            await one.add_remote_candidate(None)  # type: ignore[arg-type]
+            await one.add_remote_candidate(None)
             one.remote_username, one.remote_password = other.local_username, other.local_password
         await asyncio.gather(server.connect(), peer.connect())
         await peer.send(b"found")
@@ -176,7 +176,7 @@ def test_an_address_of_another_machine_keeps_the_server_from_starting() -> None:
 
 def test_another_aioice_keeps_the_server_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
     Gathering(IceSettings(None)).check()
-    monkeypatch.delattr(gathering.ice, "server_reflexive_candidate")
+    monkeypatch.delattr(ice, "server_reflexive_candidate")
     with pytest.raises(GatheringError, match=r"requirements\.lock"):
         Gathering(IceSettings(None)).check()
 

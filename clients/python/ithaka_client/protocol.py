@@ -78,6 +78,16 @@ class EndOfStream:
 
 
 @dataclass(frozen=True, slots=True)
+class Numbered:
+    """On a track in VP8: the frame that is shown at this RTP time. ``generated_us``: the server's monotonic clock."""
+
+    seq: int
+    control_id: int
+    generated_us: int
+    rtp_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerError:
     code: str
     message: str
@@ -103,7 +113,7 @@ class EncodedFrame:
     payload: bytes
 
 
-ServerMessage = Hello | StateChanged | Ping | EndOfStream | ServerError | UnknownMessage
+ServerMessage = Hello | StateChanged | Ping | EndOfStream | Numbered | ServerError | UnknownMessage
 
 
 def parse_message(text: str) -> ServerMessage:
@@ -119,6 +129,10 @@ def parse_message(text: str) -> ServerMessage:
         case "eos":
             return EndOfStream(
                 fields.count("last_seq"), fields.count("count"), fields.text("reason"), fields.flag("retryable", default=False)
+            )
+        case "numbered":
+            return Numbered(
+                fields.count("seq"), fields.count("control_id"), fields.count("generated_us"), fields.count("rtp_timestamp")
             )
         case "error":
             return ServerError(fields.text("code"), fields.text("message"), fields.flag("retryable", default=False))

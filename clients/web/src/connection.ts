@@ -115,6 +115,7 @@ export class Connection {
       case "error":
         this.said = message;
         break;
+      case "numbered":
       case "unknown":
         break;
     }

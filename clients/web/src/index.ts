@@ -20,7 +20,7 @@ export {
   UnsupportedError,
   UsageError,
 } from "./errors.js";
-export type { ControlChange, Hello, StateChanged } from "./protocol.js";
+export type { ControlChange, Hello, Numbered, StateChanged } from "./protocol.js";
 export { Session, type SessionEvents, type SessionInfo } from "./session.js";
 export type { Outcome, Phase } from "./stream.js";
 export type { FrameShown } from "./worker-messages.js";

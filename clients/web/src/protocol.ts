@@ -56,6 +56,15 @@ export interface EndOfStream {
   readonly retryable: boolean;
 }
 
+/** On a track in VP8: the frame that is shown at this RTP time. `generatedUs`: the server's monotonic clock. */
+export interface Numbered {
+  readonly type: "numbered";
+  readonly seq: number;
+  readonly controlId: number;
+  readonly generatedUs: number;
+  readonly rtpTimestamp: number;
+}
+
 export interface ServerError {
   readonly type: "error";
   readonly code: string;
@@ -68,7 +77,7 @@ export interface UnknownMessage {
   readonly name: string;
 }
 
-export type ServerMessage = Hello | StateChanged | Ping | EndOfStream | ServerError | UnknownMessage;
+export type ServerMessage = Hello | StateChanged | Ping | EndOfStream | Numbered | ServerError | UnknownMessage;
 
 /** One access unit (H.264 Annex B). `pts` in 1/fps seconds, `ageMs` from generation to sending. */
 export interface EncodedFrame {
@@ -99,6 +108,14 @@ export function parseMessage(text: string): ServerMessage {
         count: fields.count("count"),
         reason: fields.text("reason"),
         retryable: fields.flag("retryable", false),
+      };
+    case "numbered":
+      return {
+        type,
+        seq: fields.count("seq"),
+        controlId: fields.count("control_id"),
+        generatedUs: fields.count("generated_us"),
+        rtpTimestamp: fields.count("rtp_timestamp"),
       };
     case "error":
       return { type, code: fields.text("code"), message: fields.text("message"), retryable: fields.flag("retryable", false) };

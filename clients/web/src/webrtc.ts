@@ -8,6 +8,7 @@ import {
   buildWish,
   type ControlChange,
   type Hello,
+  type Numbered,
   parseMessage,
   type StateChanged,
   type Wish,
@@ -17,6 +18,9 @@ import type { Outcome } from "./stream.js";
 
 /** How long WebRTC may take to come up before something else is tried. */
 export const ICE_DEADLINE_MS = 3_000;
+
+/** More pictures than can be on their way. */
+const MAX_NUMBERS = 256;
 
 export interface LiveEvents {
   connected?(hello: Hello): void;
@@ -42,6 +46,7 @@ export class LiveVideo {
   hello: Hello | null = null;
   private readonly peer: RTCPeerConnection;
   private readonly channel: RTCDataChannel;
+  private readonly numbers = new Map<number, Numbered>();
   private finalState: StateChanged | null = null;
   private lastSeq = 0;
   private lastControlId = 0;
@@ -57,7 +62,9 @@ export class LiveVideo {
     this.channel = this.peer.createDataChannel("ithaka");
     const transceiver = this.peer.addTransceiver("video", { direction: "recvonly" });
     const codecs = RTCRtpReceiver.getCapabilities("video")?.codecs ?? [];
-    transceiver.setCodecPreferences?.(codecs.filter(({ mimeType }) => /\/(h264|rtx)$/i.test(mimeType)));
+    // VP8 costs the server one more encode: only where there is nothing else.
+    const wanted = codecs.some(({ mimeType }) => /\/h264$/i.test(mimeType)) ? /\/(h264|rtx)$/i : /\/(vp8|rtx)$/i;
+    transceiver.setCodecPreferences?.(codecs.filter(({ mimeType }) => wanted.test(mimeType)));
     this.peer.ontrack = ({ track, receiver }) => {
       // Every picture is the newest one: nothing is gained by holding it back.
       if ("jitterBufferTarget" in receiver) receiver.jitterBufferTarget = 0;
@@ -92,6 +99,11 @@ export class LiveVideo {
     } finally {
       cancelDeadline();
     }
+  }
+
+  /** Which frame a picture of the video element is, by the `rtpTimestamp` of its frame callback; only in VP8, and soon forgotten. */
+  frameAt(rtpTimestamp: number): Numbered | null {
+    return this.numbers.get(rtpTimestamp) ?? null;
   }
 
   /** Returns the control's id. Throws UsageError before `connected`. */
@@ -189,6 +201,10 @@ export class LiveVideo {
         break;
       case "error":
         this.said = message;
+        break;
+      case "numbered":
+        this.numbers.set(message.rtpTimestamp, message);
+        if (this.numbers.size > MAX_NUMBERS) this.numbers.delete(this.numbers.keys().next().value as number);
         break;
       case "unknown":
         break;

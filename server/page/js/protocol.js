@@ -30,6 +30,14 @@ export function parseMessage(text) {
                 reason: fields.text("reason"),
                 retryable: fields.flag("retryable", false),
             };
+        case "numbered":
+            return {
+                type,
+                seq: fields.count("seq"),
+                controlId: fields.count("control_id"),
+                generatedUs: fields.count("generated_us"),
+                rtpTimestamp: fields.count("rtp_timestamp"),
+            };
         case "error":
             return { type, code: fields.text("code"), message: fields.text("message"), retryable: fields.flag("retryable", false) };
         default:

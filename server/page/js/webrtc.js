@@ -2,6 +2,8 @@ import { ConnectionLostError, IthakaError, reportOf, StreamError, UsageError } f
 import { buildControl, buildFin, buildPong, buildResume, buildWish, parseMessage, } from "./protocol.js";
 /** How long WebRTC may take to come up before something else is tried. */
 export const ICE_DEADLINE_MS = 3_000;
+/** More pictures than can be on their way. */
+const MAX_NUMBERS = 256;
 /** A live session in a video element: the picture comes as a WebRTC track, messages go over a data channel. */
 export class LiveVideo {
     options;
@@ -9,6 +11,7 @@ export class LiveVideo {
     hello = null;
     peer;
     channel;
+    numbers = new Map();
     finalState = null;
     lastSeq = 0;
     lastControlId = 0;
@@ -21,7 +24,9 @@ export class LiveVideo {
         this.channel = this.peer.createDataChannel("ithaka");
         const transceiver = this.peer.addTransceiver("video", { direction: "recvonly" });
         const codecs = RTCRtpReceiver.getCapabilities("video")?.codecs ?? [];
-        transceiver.setCodecPreferences?.(codecs.filter(({ mimeType }) => /\/(h264|rtx)$/i.test(mimeType)));
+        // VP8 costs the server one more encode: only where there is nothing else.
+        const wanted = codecs.some(({ mimeType }) => /\/h264$/i.test(mimeType)) ? /\/(h264|rtx)$/i : /\/(vp8|rtx)$/i;
+        transceiver.setCodecPreferences?.(codecs.filter(({ mimeType }) => wanted.test(mimeType)));
         this.peer.ontrack = ({ track, receiver }) => {
             // Every picture is the newest one: nothing is gained by holding it back.
             if ("jitterBufferTarget" in receiver)
@@ -57,6 +62,10 @@ export class LiveVideo {
         finally {
             cancelDeadline();
         }
+    }
+    /** Which frame a picture of the video element is, by the `rtpTimestamp` of its frame callback; only in VP8, and soon forgotten. */
+    frameAt(rtpTimestamp) {
+        return this.numbers.get(rtpTimestamp) ?? null;
     }
     /** Returns the control's id. Throws UsageError before `connected`. */
     control(change) {
@@ -156,6 +165,11 @@ export class LiveVideo {
                 break;
             case "error":
                 this.said = message;
+                break;
+            case "numbered":
+                this.numbers.set(message.rtpTimestamp, message);
+                if (this.numbers.size > MAX_NUMBERS)
+                    this.numbers.delete(this.numbers.keys().next().value);
                 break;
             case "unknown":
                 break;

@@ -62,6 +62,8 @@ class Link:
         """Receiver reports that came."""
         self._gathering = gathering
         self._feedback = feedback
+        self._sender: RTCRtpSender | None = None
+        self._rtp_origin: int | None = None
         self._offer: Offer | None = None
         self._changed = asyncio.Event()
         self._is_lost = False
@@ -83,6 +85,7 @@ class Link:
             known = RTCRtpSender.getCapabilities("video").codecs
             wanted = [codec for codec in known if codec.mimeType.lower() in _MIMES]
             transceiver.setCodecPreferences(sorted(wanted, key=lambda codec: _MIMES.index(codec.mimeType.lower())))
+            self._sender = transceiver.sender
             self._listen(transceiver.sender)
         try:
             await connection.setRemoteDescription(RTCSessionDescription(offer.sdp, "offer"))
@@ -134,6 +137,17 @@ class Link:
             self._changed.clear()
             await self._changed.wait()
         raise TransportLost("the connection failed")
+
+    async def rtp_timestamp(self, pts: int) -> int:
+        """The RTP time of a frame of the track, once the first one was sent: where it begins is aiortc's secret until then.
+
+        Raises TransportLost.
+        """
+        assert self.track is not None and self._sender is not None
+        if self._rtp_origin is None:
+            first_pts = await self.track.first_sent()
+            self._rtp_origin = self._sender._RTCRtpSender__rtp_timestamp - self.track.ticks(first_pts)  # type: ignore[attr-defined]
+        return (self._rtp_origin + self.track.ticks(pts)) % 2**32
 
     def on_lost(self, listener: Callable[[], None]) -> None:
         """Called once, now where it is lost already."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ithaka.server.session.messages import ClientMessage, ServerMessage
+from ithaka.server.session.messages import ClientMessage, Numbered, ServerMessage
 from ithaka.server.transports.base import FrameToSend, TransportLost
 from ithaka.server.transports.webrtc.data_channel import DataChannelMessages
 from ithaka.server.transports.webrtc.link import Link
+from ithaka.workers.contract import PacketHeader
 
 
 class Messages(Protocol):
@@ -39,10 +40,21 @@ class WebRtcTransport:
     async def send_frame(self, frame: FrameToSend) -> None:
         if self._link.track is not None:
             await self._link.track.push(frame)
+            if self._link.codec == "vp8" and self._link.channel is not None:
+                await self._messages.send(await self._number(frame.header))
         elif isinstance(self._messages, DataChannelMessages):
             await self._messages.send_frame(frame)
         else:
             raise TransportLost("a connection without track and data channel carries no frames")
+
+    async def _number(self, header: PacketHeader) -> Numbered:
+        """VP8 has no place for it. Raises TransportLost."""
+        return Numbered(
+            seq=header.seq,
+            control_id=header.control_id,
+            generated_us=header.generated_ns // 1000,
+            rtp_timestamp=await self._link.rtp_timestamp(header.pts),
+        )
 
     async def close(self, code: int) -> None:
         """The code has no place here: what was wrong was told as an ``error``, or the last state says it."""

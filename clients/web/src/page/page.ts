@@ -7,7 +7,7 @@ import {
   IthakaError,
   type LiveCarrier,
   type LiveOptions,
-  type LiveVideo,
+  LiveVideo,
   type ModelInfo,
   type Outcome,
   type Phase,
@@ -187,9 +187,10 @@ class Page {
     showCarrier(carrier, why);
     this.shown = shown;
     if (shown instanceof HTMLVideoElement) {
-      this.pictures = new Pictures(shown, (count, at) => {
+      this.pictures = new Pictures(shown, (count, at, rtpTimestamp) => {
         showHint(null);
-        this.stats.showPicture(count, at);
+        const known = this.session instanceof LiveVideo && rtpTimestamp !== undefined ? this.session.frameAt(rtpTimestamp) : null;
+        this.stats.showPicture(count, at, known?.controlId ?? 0);
       });
     }
     this.reveal();

@@ -5,7 +5,7 @@ export class Pictures {
   constructor(
     private readonly video: HTMLVideoElement,
     /** `count`: pictures shown so far; `at`: milliseconds since the epoch. */
-    private readonly onShown: (count: number, at: number) => void,
+    private readonly onShown: (count: number, at: number, rtpTimestamp: number | undefined) => void,
   ) {
     this.listen();
   }
@@ -15,8 +15,8 @@ export class Pictures {
   }
 
   private listen(): void {
-    this.handle = this.video.requestVideoFrameCallback((now, { presentedFrames }) => {
-      this.onShown(presentedFrames, performance.timeOrigin + now);
+    this.handle = this.video.requestVideoFrameCallback((now, { presentedFrames, rtpTimestamp }) => {
+      this.onShown(presentedFrames, performance.timeOrigin + now, rtpTimestamp);
       this.listen();
     });
   }

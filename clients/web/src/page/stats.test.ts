@@ -3,7 +3,7 @@ import { describe, test } from "node:test";
 import type { FrameShown, Outcome } from "../index.js";
 import { ApiError } from "../index.js";
 import { Stats } from "./stats.js";
-import { explain, judge, phaseWords } from "./words.js";
+import { explain, judge, phaseWords, tell } from "./words.js";
 
 function frame(seq: number, shownAt: number, controlId = 0): FrameShown {
   return {
@@ -47,6 +47,22 @@ describe("figures", () => {
     assert.equal(stats.figures(250).latencyMs, 70);
     stats.showFrame(frame(4, 300, 3));
     assert.deepEqual([stats.figures(300).latencyMs, stats.figures(300).medianLatencyMs], [160, 100]);
+  });
+});
+
+describe("figures of a track", () => {
+  test("count pictures, and know controls where they are told", () => {
+    const stats = new Stats();
+    stats.sendControl(1, 100);
+    stats.showPicture(3, 150, 0);
+    assert.deepEqual([stats.figures(150).shown, stats.figures(150).latencyMs], [3, null]);
+    stats.showPicture(4, 200, 1);
+    assert.deepEqual([stats.figures(200).fps, stats.figures(200).latencyMs], [20, 100]);
+  });
+
+  test("are told without a promise", () => {
+    assert.equal(tell(1, true).text, "You saw 1 picture.");
+    assert.equal(tell(20, false).text, "Live: 20 pictures shown, each the newest there was.");
   });
 });
 

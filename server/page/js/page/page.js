@@ -1,5 +1,5 @@
 /** The page: choose a world, start, look, steer, stop, and read how it ended. */
-import { Client, Controls, IthakaError, } from "../index.js";
+import { Client, Controls, IthakaError, LiveVideo, } from "../index.js";
 import { elements } from "./elements.js";
 import { keepKey, readKey } from "./key.js";
 import { KeyCaps } from "./key-caps.js";
@@ -175,9 +175,10 @@ class Page {
         showCarrier(carrier, why);
         this.shown = shown;
         if (shown instanceof HTMLVideoElement) {
-            this.pictures = new Pictures(shown, (count, at) => {
+            this.pictures = new Pictures(shown, (count, at, rtpTimestamp) => {
                 showHint(null);
-                this.stats.showPicture(count, at);
+                const known = this.session instanceof LiveVideo && rtpTimestamp !== undefined ? this.session.frameAt(rtpTimestamp) : null;
+                this.stats.showPicture(count, at, known?.controlId ?? 0);
             });
         }
         this.reveal();

@@ -14,8 +14,8 @@ export class Pictures {
         this.video.cancelVideoFrameCallback(this.handle);
     }
     listen() {
-        this.handle = this.video.requestVideoFrameCallback((now, { presentedFrames }) => {
-            this.onShown(presentedFrames, performance.timeOrigin + now);
+        this.handle = this.video.requestVideoFrameCallback((now, { presentedFrames, rtpTimestamp }) => {
+            this.onShown(presentedFrames, performance.timeOrigin + now, rtpTimestamp);
             this.listen();
         });
     }

@@ -15,27 +15,27 @@ export class Stats {
             this.open.delete(this.open.keys().next().value);
         this.open.set(controlId, at);
     }
-    /** A track says how many pictures it showed, and no more of them. */
-    showPicture(count, at) {
+    /** A track says how many pictures it showed; `controlId` 0 where it does not say more of them. */
+    showPicture(count, at, controlId) {
         this.shown = this.received = this.decoded = count;
-        this.noteShown(at);
+        this.noteShown(at, controlId);
     }
     showFrame(frame) {
         this.shown += 1;
         this.received = frame.receivedThrough;
         this.decoded = frame.decodedThrough;
-        this.noteShown(frame.shownAt);
-        for (const [controlId, at] of this.open) {
-            if (controlId > frame.controlId)
-                break;
-            this.open.delete(controlId);
-            this.latencies.push(frame.shownAt - at);
-        }
-        this.latencies = this.latencies.slice(-NUM_LATENCIES);
+        this.noteShown(frame.shownAt, frame.controlId);
     }
-    noteShown(at) {
+    noteShown(at, usedId) {
         this.shownAt = this.shownAt.filter((earlier) => earlier > at - FPS_SPAN_MS);
         this.shownAt.push(at);
+        for (const [controlId, sentAt] of this.open) {
+            if (controlId > usedId)
+                break;
+            this.open.delete(controlId);
+            this.latencies.push(at - sentAt);
+        }
+        this.latencies = this.latencies.slice(-NUM_LATENCIES);
     }
     figures(now) {
         const recent = this.shownAt.filter((at) => at > now - FPS_SPAN_MS);
