@@ -125,7 +125,7 @@ class DeviceConsumer:
     def _pull(self, own: OwnSlots, message: Delivery) -> None:
         source, own_index = self._source.bytes_of(message), own.free.pop()
         num_bytes = max((tensor.offset_bytes + tensor_bytes(tensor) for tensor in message.message.tensors), default=0)
-        target = own.memory.slot(own_index, num_bytes, source.place)
+        target = own.slot(own_index, num_bytes, source.place)
         self._runtime.copy(
             self.device,
             target.address,
@@ -148,7 +148,7 @@ class DeviceConsumer:
             self._pulled.follow(own.stream, functools.partial(self._complete, later))
         message = pull.message
         place = f"channel {self.channel_id}, slot {message.index}"
-        data = own.memory.slot(pull.own_index, self._geometry.slot_bytes, place)
+        data = own.slot(pull.own_index, self._geometry.slot_bytes, place)
         delivery = DeviceDelivery(message.index, message.sequence, message.message, data)
         self._held.add(delivery, pull)
         return delivery

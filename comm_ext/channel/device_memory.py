@@ -39,14 +39,19 @@ class OwnSlots:
 
     def __init__(self, runtime: DeviceRuntime, device: int, slot_stride_bytes: int, num_slots: int) -> None:
         """Raises DeviceError."""
-        self._runtime = runtime
-        self.memory = OwnMemory(runtime, device, slot_stride_bytes, num_slots)
+        self._runtime, self._device = runtime, device
+        self._memory: OwnMemory | None = OwnMemory(runtime, device, slot_stride_bytes, num_slots)
         self.stream = runtime.open_stream(device)
         self.free = list(range(num_slots))
 
+    def slot(self, index: int, num_bytes: int, place: str) -> DeviceBytes:
+        assert self._memory is not None, "closed"
+        return self._memory.slot(index, num_bytes, place)
+
     def close(self) -> None:
         """What stands on the memory keeps it."""
-        self._runtime.close_stream(self.memory.device, self.stream)
+        self._runtime.close_stream(self._device, self.stream)
+        self._memory = None
 
 
 class PeerMemory:

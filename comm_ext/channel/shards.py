@@ -76,7 +76,7 @@ class ShardedConsumer:
             try:
                 assembly = self._assemble(heads)
                 own_index = self._own.free.pop()
-                data = self._own.memory.slot(own_index, self._slot_bytes, f"{self._place}, slot {own_index}")
+                data = self._own.slot(own_index, self._slot_bytes, f"{self._place}, slot {own_index}")
                 self._copy(assembly, heads, data.address)
             finally:
                 for source, head in zip(self._sources, heads, strict=True):
