@@ -33,6 +33,8 @@ class ServerSection(Section):
     allowed_origins: tuple[str, ...] = ()
     """Web origins beside the daemon's own page, e.g. ``https://play.example.org``."""
     max_body_bytes: int = Field(default=64 * 1024, ge=1024, le=16 * 1024 * 1024)
+    head_timeout_s: Seconds = 10
+    """From a connection, later from a request's first byte, to the end of its headers; as long for a TLS handshake."""
     body_timeout_s: Seconds = 30
     """From a request's headers to the end of its body."""
     max_connections: int = Field(default=1024, ge=1)

@@ -19,6 +19,7 @@ from ithaka.configs.schema import SupervisorSection
 from ithaka.server.vitals import Verdict, Vitals
 from ithaka.workers import contract
 from ithaka.workers.child_socket import ChildSocket, close_fds
+from ithaka.workers.stages.contract import FramesDigested
 from ithaka.workers.wire import Message, WireError
 
 _MAX_OUTBOX = 4096
@@ -221,6 +222,7 @@ class ChildProcess:
                 | contract.EncoderOpened()
                 | contract.EncoderFailed()
                 | contract.FramesDrained()
+                | FramesDigested()
             ):
                 self._on_report(self, message)
             case _:

@@ -96,7 +96,17 @@ class StepTimed:
     step_ms: float
 
 
-EngineEvent = ModelChanged | EngineSessionStarted | PacketArrived | EngineSessionEnded | StepTimed
+@dataclass(frozen=True, slots=True)
+class FramesCompared:
+    """A chunk was decoded twice, on different devices: frames that were equal to the bit, and those that were not."""
+
+    model: str
+    session_id: str
+    num_equal: int
+    num_different: int
+
+
+EngineEvent = ModelChanged | EngineSessionStarted | PacketArrived | EngineSessionEnded | StepTimed | FramesCompared
 EngineListener = Callable[[EngineEvent], None]
 """Called on the event loop; must not block or raise."""
 

@@ -36,6 +36,12 @@ class Metrics:
         self.dropped = Counter(
             "ithaka_frames_dropped", "Frames dropped in front of the encoder.", ["model"], registry=self.registry
         )
+        self.compared = Counter(
+            "ithaka_frames_compared",
+            "Frames that a verify stage decoded a second time.",
+            ["model", "outcome"],
+            registry=self.registry,
+        )
         self.webrtc_connects = Counter(
             "ithaka_webrtc_connects", "WebRTC connections that came up, or did not.", ["outcome"], registry=self.registry
         )

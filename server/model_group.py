@@ -10,10 +10,11 @@ from ithaka.comm_ext.ulysses.group import GroupDescriptors
 from ithaka.configs.schema import LogSection, ModelSection, SupervisorSection
 from ithaka.server.child_process import ChildFailure, ChildProcess, ChildSpec
 from ithaka.server.encode_service import EncodeService
-from ithaka.server.engine_client import ModelState, ModelStatus
+from ithaka.server.engine_client import FramesCompared, ModelState, ModelStatus
+from ithaka.server.frame_comparison import FrameComparison
 from ithaka.workers import contract
 from ithaka.workers.child_socket import ChildSocket, close_fds
-from ithaka.workers.stages.contract import STAGES_APART, Placement, Stage
+from ithaka.workers.stages.contract import STAGES_APART, FramesDigested, Placement, Stage
 
 _MIN_FRAME_SLOTS = 8
 _CHUNKS_IN_CHANNEL = 3
@@ -31,6 +32,7 @@ class ModelGroup:
         channel_ids: Iterator[int],
         *,
         on_session_report: Callable[[ModelGroup, contract.Report], None],
+        on_compared: Callable[[FramesCompared], None],
         on_up: Callable[[ModelGroup], None],
         on_down: Callable[[ModelGroup, ChildFailure], Awaitable[None]],
         on_change: Callable[[ModelGroup], None],
@@ -42,6 +44,7 @@ class ModelGroup:
         """What each child is to suffer in the next start; for tests."""
         self._section, self._limits, self._log_section = section, limits, log
         self._channel_ids = channel_ids
+        self._comparison = FrameComparison(section.name, on_compared)
         self._on_session_report, self._on_up, self._on_down, self._on_change = on_session_report, on_up, on_down, on_change
         self._leader: ChildProcess | None = None
         self._publisher: ChildProcess | None = None
@@ -143,8 +146,11 @@ class ModelGroup:
         self._on_up(self)
         self._on_change(self)
 
-    def on_report(self, _child: ChildProcess, report: contract.Report) -> None:
-        self._on_session_report(self, report)
+    def on_report(self, child: ChildProcess, report: contract.Report) -> None:
+        if isinstance(report, FramesDigested):
+            self._comparison.add(child.name, report)
+        else:
+            self._on_session_report(self, report)
 
     async def on_down(self, failure: ChildFailure) -> None:
         self._leader = self._publisher = None
@@ -190,7 +196,7 @@ def places_of(section: ModelSection) -> tuple[Placement, ...]:
     takers = tuple(stage for stage, _ in apart)
     num_processes = section.ranks + len(apart)
     return tuple(
-        Placement(stage, index, stages.num_devices, num_processes, takers if number == 0 else ())
+        Placement(stage, index, stages.num_devices, num_processes, takers if number == 0 or stage in STAGES_APART else ())
         for number, (stage, index) in enumerate([*(("denoise", index) for index in stages.denoise), *apart])
     )
 

@@ -52,6 +52,7 @@ class LocalEngine:
                 log,
                 channel_ids,
                 on_session_report=self._on_leader_report,
+                on_compared=self._emit,
                 on_up=self._on_group_up,
                 on_down=self._on_group_down,
                 on_change=self._on_group_change,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ithaka.workers.stages.contract import Placement
+from ithaka.workers.stages.contract import FramesDigested, Placement
 
 WORKER_ENTRY = "ithaka.workers.main"
 ENCODE_ENTRY = "ithaka.workers.encode"
@@ -391,6 +391,7 @@ Report = (
     | EncoderOpened
     | EncoderFailed
     | FramesDrained
+    | FramesDigested
 )
 RankOrder = OpenOnRank | StepPlan | CloseOnRank | StopRank
 Header = FrameHeader | PacketHeader

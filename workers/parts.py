@@ -63,6 +63,7 @@ def _whole(configure: ConfigureRank, fds: Sequence[int], device: torch.device) -
 
 def _split(configure: ConfigureRank, fds: Sequence[int], device: torch.device) -> Parts:
     loaders = resolve_stages(configure.family)
+    names = configure.placement.takers
     is_overlapped = configure.placement.stage == "overlapped"
     if is_overlapped:
         torch.cuda.set_stream(torch.cuda.Stream(device, priority=STEP_PRIORITY))  # type: ignore[no-untyped-call]
@@ -80,7 +81,7 @@ def _split(configure: ConfigureRank, fds: Sequence[int], device: torch.device) -
         return LatentsOutlet.connect(
             memory_of(device),
             takers,
-            ["fifo" for _ in takers],
+            ["newest" if taker == "verify" and not denoiser.needs_every_chunk else "fifo" for taker in names],
             latents_bytes=denoiser.latents_bytes,
             first_taker=configure.num_ranks,
             chunk_frames=denoiser.spec.chunk_frames,

@@ -31,6 +31,7 @@ _TAGS: dict[int, type] = {
     19: contract.StepCompleted,
     20: contract.SessionEnded,
     21: contract.WorkerFailed,
+    22: stage_contract.FramesDigested,
     32: contract.OpenOnRank,
     33: contract.StepPlan,
     34: contract.CloseOnRank,

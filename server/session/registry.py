@@ -15,6 +15,7 @@ from ithaka.server.engine_client import (
     EngineEvent,
     EngineSessionEnded,
     EngineSessionStarted,
+    FramesCompared,
     ModelChanged,
     ModelState,
     ModelStatus,
@@ -205,6 +206,9 @@ class SessionRegistry:
                         session.engine_ended(event)
                 finally:
                     self.place_freed(session_id)
+            case FramesCompared(model):
+                self._surroundings.metrics.compared.labels(model, "equal").inc(event.num_equal)
+                self._surroundings.metrics.compared.labels(model, "different").inc(event.num_different)
             case StepTimed(model, session_id):
                 self._surroundings.metrics.step_s.labels(model).observe(event.step_ms / 1000)
                 if (session := self._sessions.get(session_id)) is not None:

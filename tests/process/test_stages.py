@@ -14,7 +14,7 @@ import pytest_asyncio
 from tests.process.engine_run import LIMITS, EngineRun, barcodes, children, descriptors
 from tests.process.staged import labyrinth, staged
 
-from ithaka.server.engine_client import ModelState, PacketArrived, StepTimed
+from ithaka.server.engine_client import FramesCompared, ModelState, PacketArrived, StepTimed
 from ithaka.workers.contract import ApplyControl
 from ithaka.workers.families.synthetic import barcode
 
@@ -30,6 +30,10 @@ def pictures(packets: list[PacketArrived]) -> list[npt.NDArray[Any]]:
 
 def steps(run: EngineRun, session_id: str) -> list[StepTimed]:
     return [event for event in run.events if isinstance(event, StepTimed) and event.session_id == session_id]
+
+
+def compared(run: EngineRun, model: str) -> list[FramesCompared]:
+    return [event for event in run.events if isinstance(event, FramesCompared) and event.model == model]
 
 
 def held_child() -> psutil.Process:
@@ -101,6 +105,65 @@ async def test_an_end_waits_for_the_last_decoded_frame() -> None:
         ended = await run.ended("s1")
         assert (ended.code, ended.last_seq, len(run.packets("s1"))) == ("ended", 6, 6)
         assert (await run.frames("after", 2))[0].header.seq == 1
+
+
+async def test_a_stop_ends_sessions_and_leaves_nothing() -> None:
+    before = descriptors()
+    async with EngineRun(staged(stages={"denoise": [0, 1], "decode": [2]})) as run:
+        await run.ready()
+        assert len(children()) == 4
+        run.begin("s1", window=8)
+        await run.frames("s1", 6)
+        await run.engine.stop(deadline_s=5)
+        ended = await run.ended("s1")
+        assert (ended.code, ended.last_seq) == ("ended", len(run.packets("s1")))
+        assert run.states()[-1] is ModelState.STOPPED
+    assert children() == []
+    assert descriptors() == before
+
+
+async def test_a_session_whose_encoder_fails_is_discarded_and_the_group_goes_on() -> None:
+    async with EngineRun(staged(decode_ms=20), faults={"encode-0": ("encode.encoded:3:raise",)}) as run:
+        await run.ready()
+        run.begin("broken", window=40)
+        ended = await run.ended("broken")
+        assert (ended.code, ended.last_seq) == ("encode_failed", 2)
+        run.begin("after", window=8)
+        packets = await run.frames("after", 12)
+        assert [code.number if code else None for code in barcodes(packets)] == list(range(1, len(packets) + 1))
+        assert run.status().restarts == 0
+    assert children() == []
+
+
+async def test_a_verify_stage_decodes_again_and_agrees() -> None:
+    """Each chunk where the decoder needs every one; what it has time for where it does not."""
+    stages = {"denoise": [0], "decode": [1], "verify": [2]}
+    async with EngineRun(staged(stages=stages), labyrinth("l", stages=stages)) as run:
+        for model, count in (("s", 20), ("l", 6)):
+            await run.ready(model)
+            run.begin(model, model, window=4)
+            await run.frames(model, count)
+            run.engine.end_session(model)
+            await run.ended(model)
+        await run.until(lambda: sum(event.num_equal for event in compared(run, "s")) == len(run.packets("s")))
+        await run.until(lambda: len(compared(run, "l")) > 0)
+        for model in ("s", "l"):
+            assert all(event.num_different == 0 and event.num_equal > 0 for event in compared(run, model))
+            assert sum(event.num_equal for event in compared(run, model)) <= len(run.packets(model))
+    assert children() == []
+
+
+async def test_a_verify_stage_that_dies_takes_the_group_along() -> None:
+    stages = {"denoise": [0], "decode": [1], "verify": [2]}
+    async with EngineRun(staged(stages=stages), faults={"s/verify": ("stage.before_decode:2:kill",)}) as run:
+        await run.ready()
+        run.begin("s1", window=8)
+        ended = await run.ended("s1")
+        assert (ended.code, ended.retryable) == ("worker_lost", True) and "s/verify" in ended.message
+        await run.ready()
+        run.begin("s2", window=8)
+        await run.frames("s2", 8)
+    assert children() == []
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -181,31 +244,3 @@ async def test_sessions_one_after_another_and_side_by_side_leave_nothing_behind(
     # One session's thread may still be on its way out; thirty would not.
     assert all(late <= early + 2 for early, late in zip(before, footprint(), strict=True))
     assert run.status().restarts == 0
-
-
-async def test_a_stop_ends_sessions_and_leaves_nothing() -> None:
-    before = descriptors()
-    async with EngineRun(staged(stages={"denoise": [0, 1], "decode": [2]})) as run:
-        await run.ready()
-        assert len(children()) == 4
-        run.begin("s1", window=8)
-        await run.frames("s1", 6)
-        await run.engine.stop(deadline_s=5)
-        ended = await run.ended("s1")
-        assert (ended.code, ended.last_seq) == ("ended", len(run.packets("s1")))
-        assert run.states()[-1] is ModelState.STOPPED
-    assert children() == []
-    assert descriptors() == before
-
-
-async def test_a_session_whose_encoder_fails_is_discarded_and_the_group_goes_on() -> None:
-    async with EngineRun(staged(decode_ms=20), faults={"encode-0": ("encode.encoded:3:raise",)}) as run:
-        await run.ready()
-        run.begin("broken", window=40)
-        ended = await run.ended("broken")
-        assert (ended.code, ended.last_seq) == ("encode_failed", 2)
-        run.begin("broken", window=8)
-        packets = await run.frames("broken", 12)
-        assert [packet.header.seq for packet in packets] == [1, 2, *range(1, len(packets) - 1)]
-        assert run.status().restarts == 0
-    assert children() == []

@@ -67,7 +67,6 @@ class ScriptedDecoder:
     """Frames whose every byte is the latents' first value plus the number of chunks that the session has had."""
 
     spec: FamilySpec = SPEC
-    needs_every_chunk: bool = True
     gate: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1_000_000))
     """One more chunk may be decoded."""
     events: Events = field(default_factory=Events)

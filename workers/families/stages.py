@@ -33,6 +33,8 @@ class Denoiser(Protocol):
     spec: FamilySpec
     latents_bytes: int
     """Of one chunk, at most."""
+    needs_every_chunk: bool
+    """Whether decoding a chunk depends on those before it. False where some may be left out."""
 
     def open_session(self, session_id: str, *, seed: int, prompt: str, options: dict[str, Any]) -> FamilySession: ...
 
@@ -47,8 +49,6 @@ class Decoder(Protocol):
     """The other half. It sees a session's chunks in order; what one leaves for the next lives in its session."""
 
     spec: FamilySpec
-    needs_every_chunk: bool
-    """False where no chunk depends on another, so that some may be left out."""
 
     def open_session(self, session_id: str, *, seed: int, prompt: str, options: dict[str, Any]) -> FamilySession:
         """Refuses nothing: the denoiser has taken the session already."""

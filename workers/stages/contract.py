@@ -25,7 +25,7 @@ class Placement:
     num_processes: int
     """Those of the group, which share the machine's cores."""
     takers: tuple[str, ...] = ()
-    """Of the leader alone: the stages that take its latents."""
+    """The stages that take the leader's latents, as the leader and they themselves know them."""
 
 
 # -- from the leader to the stages that take its latents ---------------------------------------------------------------
@@ -65,6 +65,18 @@ class StopStage:
 
 
 StageOrder = AttachLatents | OpenOnStage | CloseOnStage | StopStage
+
+
+# -- to the server -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FramesDigested:
+    """SHA-256 of the I420 bytes of frames from ``first_seq`` on, as this stage decoded them."""
+
+    session_id: str
+    first_seq: int
+    digests: tuple[bytes, ...]
 
 
 # -- the header that travels in the channel ----------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 from collections.abc import Sequence
 from typing import Protocol
@@ -79,10 +78,10 @@ class HostMemory:
 
 
 def _tensor(data: memoryview, layout: TensorLayout) -> torch.Tensor:
-    dtype = getattr(torch, layout.dtype)
-    size = math.prod(layout.shape) * dtype.itemsize
-    flat = np.frombuffer(data, np.uint8, size, layout.offset_bytes).copy()
-    return torch.from_numpy(flat).view(dtype).reshape(layout.shape)
+    tensor = torch.empty(layout.shape, dtype=getattr(torch, layout.dtype))
+    flat = tensor.reshape(-1).view(torch.uint8).numpy()
+    flat[:] = np.frombuffer(data, np.uint8, flat.size, layout.offset_bytes)
+    return tensor
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -11,8 +11,10 @@ from ithaka.workers.contract import ConfigureRank
 from ithaka.workers.families.base import FamilySpec
 from ithaka.workers.families.registry import resolve_stages
 from ithaka.workers.fault import FaultPoints
-from ithaka.workers.outlet import FrameOutlet
+from ithaka.workers.outlet import FrameOutlet, Sink
 from ithaka.workers.pulse import Pulse
+from ithaka.workers.stages.contract import Placement
+from ithaka.workers.stages.digests import DigestingOutlet, DigestSink
 from ithaka.workers.stages.loop import StageLoop
 from ithaka.workers.stages.memory import memory_of
 from ithaka.workers.wire import WireError
@@ -38,10 +40,16 @@ def serve_stage(
         leader=leader,
         decoder=decoder,
         memory=memory_of(device),
-        sink=FrameOutlet(faults),
+        sink=_sink_of(configure.placement, control, faults),
         pulse=pulse,
         faults=faults,
     )
     loop.run()
     loop.close()
     leader.close()
+
+
+def _sink_of(placement: Placement, control: ChildSocket, faults: FaultPoints) -> Sink:
+    if placement.stage == "verify":
+        return DigestSink(control)
+    return DigestingOutlet(control, faults) if "verify" in placement.takers else FrameOutlet(faults)

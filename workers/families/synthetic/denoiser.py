@@ -36,6 +36,8 @@ class SyntheticSession:
 class SyntheticDenoiser:
     """See ``families.stages.Denoiser``. With several ranks, each step proves over the communicator that they agree."""
 
+    needs_every_chunk = True
+
     def __init__(self, spec: FamilySpec, options: ModelOptions, rank: int, agreement: Agreement | None) -> None:
         self.spec = spec
         self.latents_bytes = spec.chunk_frames * NUM_FIELDS * torch.int64.itemsize

@@ -33,8 +33,6 @@ class Drawing:
 class DrawingDecoder:
     """See ``families.stages.Decoder``."""
 
-    needs_every_chunk = True
-
     def __init__(self, spec: FamilySpec, options: ModelOptions) -> None:
         self.spec = spec
         self._options = options

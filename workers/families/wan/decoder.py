@@ -22,8 +22,6 @@ class NoMemory:
 class PictureDecoder:
     """See ``families.stages.Decoder``. The latents of a chunk are its frame's tokens [1, LATENT_SIDE², C]."""
 
-    needs_every_chunk = False
-
     def __init__(self, spec: FamilySpec, autoencoder: TinyAutoencoder, device: torch.device, dtype: torch.dtype) -> None:
         self.spec = spec
         self._autoencoder = autoencoder.to(device=device, dtype=dtype).to(memory_format=torch.channels_last)

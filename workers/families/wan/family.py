@@ -40,6 +40,8 @@ class WalkSession:
 class WanDenoiser:
     """A loaded model on one rank, up to its latents; see ``stages.Denoiser``."""
 
+    needs_every_chunk = False
+
     def __init__(self, spec: FamilySpec, model: WorldModel, sampler: FrameSampler, *, is_leader: bool) -> None:
         self.spec = spec
         self.latents_bytes = LATENT_SIDE * LATENT_SIDE * model.transformer.num_channels * torch.float32.itemsize
