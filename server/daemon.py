@@ -15,7 +15,6 @@ import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import structlog
 import uvicorn
@@ -25,6 +24,7 @@ from ithaka.configs.schema import RecordingSection, ServeConfig
 from ithaka.server.app import create_app
 from ithaka.server.auth import Access, SessionTokens
 from ithaka.server.engine_client import Engine, EngineError, ModelChanged
+from ithaka.server.http_server import HttpServer
 from ithaka.server.metrics import Metrics
 from ithaka.server.recording.recordings import Recordings
 from ithaka.server.routes.page import PAGE_FOLDER
@@ -85,29 +85,6 @@ class SignalLog:
             for number, handler in before.items():
                 loop.remove_signal_handler(number)
                 signal.signal(number, handler)
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: they would close connections before sessions could drain."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.is_listening = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.is_listening.set()
-
-    def abort_connections(self) -> None:
-        """Cut what did not close in time, its unsent bytes too."""
-        for connection in list(self.server_state.connections):
-            transport = cast("asyncio.Transport | None", getattr(connection, "transport", None))
-            if transport is not None:
-                transport.abort()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +214,7 @@ def _http_server(config: ServeConfig, app: ASGIApp) -> HttpServer:
         raise StartError(
             f"server.tls_certificate {server.tls_certificate} with server.tls_key {server.tls_key} can't be used: {error}"
         ) from None
-    return HttpServer(settings)
+    return HttpServer(settings, head_timeout_s=server.head_timeout_s)
 
 
 def url_of(config: ServeConfig, listener: socket.socket) -> str:

@@ -7,12 +7,12 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 import structlog.testing
+from tests.certificates import make_certificate
 from tests.fakes import FakeEngine
 from tests.served import config_for
 
@@ -65,13 +65,7 @@ async def test_tls_files_that_are_wrong(tmp_path: Path) -> None:
 
 
 async def test_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run(  # noqa: ASYNC221 — a test may wait
-        [*make.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )
+    certificate, key = make_certificate(tmp_path)
     config = config_for(server={"tls_certificate": certificate, "tls_key": key})
     seen: list[int] = []
 
