@@ -1,6 +1,6 @@
 """The figures of live delivery: generation to decoded in Chromium, and what a WebRTC session costs the server.
 
-``python -m benchmarks.live latency`` · ``python -m benchmarks.live cost --sessions 6`` · ``python -m benchmarks.live controls``
+``python -m benchmarks.live latency`` · ``… cost --sessions 6`` · ``… controls`` · ``… loss --loss 0.02 --delay-ms 20``
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ import httpx
 from playwright.sync_api import sync_playwright
 
 from benchmarks.daemon import Daemon, running_daemon
+from benchmarks.lossy_relay import LossyRelay
+from ithaka_client.bench.carriers import Carrier
 from ithaka_client.bench.load import run
-from ithaka_client.bench.plan import TRANSPORTS, Plan
+from ithaka_client.bench.plan import TRANSPORTS, Plan, TransportName
 from ithaka_client.bench.report import as_table
+from ithaka_client.bench.webrtc_carrier import WebRtcCarrier
 
 PAGE = Path(__file__).parent / "live_page.js"
 CHROMIUM = "/usr/bin/chromium"
@@ -124,9 +127,41 @@ def controls(arguments: argparse.Namespace) -> dict[str, Any]:
     return asdict(result.sessions[0].control_to_photon_ms)
 
 
+def loss(arguments: argparse.Namespace) -> dict[str, Any]:
+    """One live session through a network that loses and delays: which frames came, and how late."""
+    return asyncio.run(_play_through_loss(arguments))
+
+
+async def _play_through_loss(arguments: argparse.Namespace) -> dict[str, Any]:
+    relay = LossyRelay(loss=arguments.loss, delay_s=arguments.delay_ms / 1000, seed=arguments.seed)
+
+    def open_carrier(_: TransportName, url: str, path: str, token: str) -> Carrier:
+        return WebRtcCarrier(url, path, token, has_track=True, reroute=relay.reroute)
+
+    with serving(arguments.width, arguments.height, arguments.fps, arguments.chunk_frames) as daemon:
+        plan = Plan(daemon.url, None, "synthetic", 1, "webrtc", "live", arguments.seconds, 0.0, False)
+        result = await run(plan, open_carrier)
+    await relay.close()
+    print(as_table(result))
+    known = result.sessions[0]
+    return {
+        "loss": arguments.loss,
+        "delay_ms_one_way": arguments.delay_ms,
+        "seed": arguments.seed,
+        "datagrams_lost": {"down": relay.down.lost, "of": relay.down.lost + relay.down.passed, "up": relay.up.lost},
+        "declared": known.declared_frames,
+        "received": known.received_frames,
+        "received_share": known.received_frames / max(1, known.declared_frames),
+        "dropped_before_the_encoder": known.dropped_frames,
+        "lost": known.lost,
+        "generated_to_received_ms": asdict(known.generated_to_decoded_ms),
+        "error": known.error,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live")
-    parser.add_argument("figure", choices=("latency", "cost", "controls"))
+    parser.add_argument("figure", choices=("latency", "cost", "controls", "loss"))
     parser.add_argument("--width", type=int, default=832)
     parser.add_argument("--height", type=int, default=480)
     parser.add_argument("--fps", type=int, default=16)
@@ -134,8 +169,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--sessions", type=int, default=4)
     parser.add_argument("--transport", choices=TRANSPORTS, default="webrtc")
+    parser.add_argument("--loss", type=float, default=0.02, help="share of the datagrams that are lost, either way")
+    parser.add_argument("--delay-ms", type=float, default=20.0, help="one way")
+    parser.add_argument("--seed", type=int, default=1, help="of the losses")
     arguments = parser.parse_args()
-    figures = {"latency": latency, "cost": cost, "controls": controls}
+    figures = {"latency": latency, "cost": cost, "controls": controls, "loss": loss}
     print(json.dumps(figures[arguments.figure](arguments), indent=2))
 
 

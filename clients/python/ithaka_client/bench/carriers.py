@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -60,6 +61,10 @@ class WebSocketCarrier:
     async def close(self) -> None:
         if self._socket is not None:
             await self._socket.close()
+
+
+OpenCarrier = Callable[[TransportName, str, str, str], Carrier]
+"""Of a transport, the server's URL, a session's path and its token; as ``carrier_of``."""
 
 
 def carrier_of(transport: TransportName, url: str, session_path: str, token: str) -> Carrier:

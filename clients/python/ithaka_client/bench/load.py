@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ithaka_client.api import Api, SessionInfo
 from ithaka_client.bench.account import Account, SessionResult
-from ithaka_client.bench.carriers import Carrier, carrier_of, read_within
+from ithaka_client.bench.carriers import Carrier, OpenCarrier, carrier_of, read_within
 from ithaka_client.bench.frame_number import is_key_frame, read_frame_number
 from ithaka_client.bench.plan import Arrival, Plan
 from ithaka_client.decoder import Decoder
@@ -44,15 +44,18 @@ class RunResult:
     """Generation to decoded, of every frame of every session, in no order."""
 
 
-async def run(plan: Plan) -> RunResult:
-    """Raises IthakaError when the server can't be asked; what goes wrong in a session stands in its result."""
+async def run(plan: Plan, open_carrier: OpenCarrier = carrier_of) -> RunResult:
+    """``open_carrier`` makes each session's way to the server.
+
+    Raises IthakaError when the server can't be asked; what goes wrong in a session stands in its result.
+    """
     api = Api(plan.url, plan.api_key, timeout_s=20.0)
     try:
         model = next((model for model in await api.models() if model.name == plan.model), None)
         if model is None or model.fps is None:
             raise ProtocolError(f"the server has no model {plan.model!r} that is ready")
         chunk_frames = int(model.raw.get("chunk_frames") or 1)
-        players = [_Player(plan, api, number, chunk_frames) for number in range(plan.num_sessions)]
+        players = [_Player(plan, api, open_carrier, number, chunk_frames) for number in range(plan.num_sessions)]
         results = await asyncio.gather(*(player.play() for player in players))
     finally:
         await api.aclose()
@@ -63,8 +66,9 @@ async def run(plan: Plan) -> RunResult:
 class _Player:
     """One session from create to its verdict."""
 
-    def __init__(self, plan: Plan, api: Api, number: int, chunk_frames: int) -> None:
+    def __init__(self, plan: Plan, api: Api, open_carrier: OpenCarrier, number: int, chunk_frames: int) -> None:
         self._plan = plan
+        self._open_carrier = open_carrier
         self._api = api
         self._number = number
         self._chunk_frames = chunk_frames
@@ -100,7 +104,7 @@ class _Player:
         carrier: Carrier | None = None
         tasks: list[asyncio.Task[None]] = []
         try:
-            carrier = carrier_of(self._plan.transport, self._plan.url, f"/v1/sessions/{info.id}", info.token)
+            carrier = self._open_carrier(self._plan.transport, self._plan.url, f"/v1/sessions/{info.id}", info.token)
             await carrier.open()
             tasks = [asyncio.create_task(self._control(carrier)), asyncio.create_task(self._end_in_time(carrier))]
             await self._converse(carrier)

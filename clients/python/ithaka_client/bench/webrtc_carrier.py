@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 import httpx
@@ -20,7 +21,17 @@ _LOOPBACK = ("127.0.0.1", "localhost")
 class WebRtcCarrier:
     """Full policy: what a load client has no time for is left out, and so counts as lost."""
 
-    def __init__(self, url: str, session_path: str, token: str, *, has_track: bool) -> None:
+    def __init__(
+        self,
+        url: str,
+        session_path: str,
+        token: str,
+        *,
+        has_track: bool,
+        reroute: Callable[[str], Awaitable[str]] | None = None,
+    ) -> None:
+        """``reroute`` may lead the server's answer (SDP) another way, for networks that a test makes."""
+        self._reroute = reroute
         self.acknowledges = not has_track
         self._url = url
         self._path = f"{session_path}/webrtc"
@@ -49,7 +60,10 @@ class WebRtcCarrier:
         async with httpx.AsyncClient(base_url=self._url, timeout=OPEN_TIMEOUT_S, trust_env=False) as http:
             answer = await http.post(self._path, json=body, headers={"Authorization": f"Bearer {self._token}"})
         answer.raise_for_status()
-        await connection.setRemoteDescription(RTCSessionDescription(answer.json()["sdp"], "answer"))
+        sdp = answer.json()["sdp"]
+        if self._reroute is not None:
+            sdp = await self._reroute(sdp)
+        await connection.setRemoteDescription(RTCSessionDescription(sdp, "answer"))
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             await self._opened.wait()
 
