@@ -114,6 +114,7 @@ def build(architectures: Sequence[int] | None = None, *, defines: Sequence[str] 
             *("-O3", "-std=c++17", "-lineinfo", "-shared", "-cudart", "static", "-cudadevrt", "none"),
             *("-Xcompiler", "-fPIC,-Wall", "--threads", "0"),
             f'-DITHAKA_SOURCE_HASH="{source_hash()}"',
+            f"-I{SOURCES}",
             *(f"-D{define}" for define in defines),
             *(f"-gencode=arch=compute_{number},code=sm_{number}" for number in chosen),
             *(f"-L{folder}" for folder in compiler.library_folders),

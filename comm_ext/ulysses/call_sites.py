@@ -101,6 +101,7 @@ class CallSites:
             if self._num_ranks == 1:
                 parts = [band_of_all(count, 1, None, own) for count, own in zip(heads, bands, strict=True)]
                 tensors = tuple(x.narrow(2, *starts, *counts) for x, (starts, counts) in zip(tensors, parts, strict=True))
+                kind = replace(kind, head_splits=None)
         return self.run(kind if self._num_ranks == 1 else replace(kind, bands=bands), tensors)
 
     def gather_banded(self, kind: Kind, x: torch.Tensor, band: Band, out: torch.Tensor) -> torch.Tensor:

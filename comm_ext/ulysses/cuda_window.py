@@ -93,13 +93,15 @@ class Window:
             return self.flat(WINDOW_OFFSET + start, num_bytes)
 
     def landing_of(self, out: torch.Tensor) -> Landing | None:
-        """Where ``out`` lies, if it was made of ``allocate``'s bytes and its head rows are contiguous."""
+        """Where ``out`` lies, if it was made of ``allocate``'s bytes and rows of at most two levels describe it."""
         offset = out.data_ptr() - self._arena.address
         end = WINDOW_OFFSET + self.max_bytes
         if not end - self.allocated_bytes <= offset < end or out.dim() != 4:
             return None
         batch, token, head, item = out.stride()
         if item != 1 and out.shape[3] > 1:
+            return None
+        if out.shape[0] > 1 and head != out.shape[3]:
             return None
         size = out.element_size()
         return Landing(offset, (batch * size, token * size, head * size))

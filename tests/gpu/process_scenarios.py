@@ -24,7 +24,6 @@ from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
 from tests.gpu.exchange_checks import (
     POISON,
     Case,
-    assert_none,
     call,
     check_alternation,
     check_cases,
@@ -52,9 +51,11 @@ class Apart:
         return contextlib.nullcontext()
 
 
+os.environ["CUDA_MODULE_LOADING"] = "LAZY"  # a rank has a process of its own, and starts at once
+
+
 def take_device(context: RankContext) -> torch.device:
     """The rank's device; on a machine with one GPU all ranks share it, which only a test may do."""
-    os.environ["CUDA_MODULE_LOADING"] = "LAZY"
     count = torch.cuda.device_count()
     device = torch.device("cuda", context.rank % count)
     torch.cuda.set_device(device)
@@ -205,7 +206,6 @@ def all_checks(context: RankContext) -> dict[str, Any]:
 def permuted(context: RankContext) -> dict[str, Any]:
     """Ranks that see the devices in orders of their own."""
     os.environ["CUDA_VISIBLE_DEVICES"] = context.options["visible"][context.rank]
-    os.environ["CUDA_MODULE_LOADING"] = "LAZY"
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     with open_on(context, device) as communicator:
@@ -271,8 +271,12 @@ def stale_reads(context: RankContext) -> dict[str, Any]:
     """How many wrong bytes are read right after the wait, with an engine whose writers dawdle; see test_ulysses_stale_reads."""
     device = take_device(context)
     library = Path(context.options["library"])
-    with patch.object(cuda_member, "find_library", lambda: library), open_on(context, device) as communicator:
-        case = Case(Direction.SCATTER, 1, (2048,) * context.num_ranks, (8,) * context.num_ranks, 128, torch.bfloat16)
+    with (
+        patch.object(cuda_member, "find_library", lambda: library),
+        open_on(context, device, max_bytes=1 << 29) as communicator,
+    ):
+        tokens = 2048 if context.options["engine"] == "sm" else 16384  # copies have to last longer than a wait takes
+        case = Case(Direction.SCATTER, 1, (tokens,) * context.num_ranks, (8,) * context.num_ranks, 128, torch.bfloat16)
         drawn = [draw(case, context.rank, device, seed) for seed in range(3)]
         wrong = torch.zeros((), dtype=torch.int64, device=device)
         for turn in range(context.options["calls"]):
@@ -283,8 +287,6 @@ def stale_reads(context: RankContext) -> dict[str, Any]:
             del got
         torch.cuda.synchronize()
         communicator.check()
-        if context.options["must_be_right"]:
-            assert_none(wrong, communicator, "an engine whose writers dawdle")
         return {"wrong": int(wrong)}
 
 

@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 import torch
 
 from ithaka.comm_ext.build import SOURCES
-from ithaka.comm_ext.ulysses.cuda_arena import WINDOW_OFFSET, WORDS_BYTES
+from ithaka.comm_ext.ulysses import call_sites, cuda_member
+from ithaka.comm_ext.ulysses.call_counters import Ranges
+from ithaka.comm_ext.ulysses.cuda_arena import WINDOW_OFFSET, WORDS_BYTES, Arena
 from ithaka.comm_ext.ulysses.cuda_binding import Placement, Seat, bind
 from ithaka.comm_ext.ulysses.cuda_calibration import Launch
 from ithaka.comm_ext.ulysses.cuda_library import CudaLibrary, PlanStruct, TurnStruct
+from ithaka.comm_ext.ulysses.cuda_window import Window
 from ithaka.comm_ext.ulysses.plan import ExchangePlan
 
 T = TypeVar("T")
@@ -137,6 +141,28 @@ class EmulatedRank:
         site.structs = [struct]
         site.uses += 1
         return struct, (ctypes.c_uint64 * 3)(*[tensor.data_ptr() for tensor in tensors])
+
+
+def pretend_devices(monkeypatch: pytest.MonkeyPatch, engine: Path) -> None:
+    """Communicators on cuda:0 use this engine, and their tensors stay on the CPU."""
+    construct: Callable[..., None] = Window.__init__
+
+    def constructed(self: Window, arena: Arena, device: torch.device, max_bytes: int) -> None:
+        construct(self, arena, torch.device("cpu"), max_bytes)
+
+    def flat(self: Window, offset: int, num_bytes: int) -> torch.Tensor:
+        memory = (ctypes.c_char * num_bytes).from_address(self._arena.address + offset)
+        memory.arena = self._arena  # type: ignore[attr-defined]
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None, raising=False)
+    monkeypatch.setattr(cuda_member, "find_library", lambda: engine)
+    monkeypatch.setattr(call_sites, "check_input", lambda x, device: None)
+    monkeypatch.setattr(call_sites, "Ranges", lambda device: Ranges(torch.device("cpu")))
+    monkeypatch.setattr("ithaka.comm_ext.ulysses.validation.check_input", lambda x, device: None)
+    monkeypatch.setattr(Window, "__init__", constructed)
+    monkeypatch.setattr(Window, "flat", flat)
 
 
 def _runtime_of(path: Path) -> ctypes.CDLL:

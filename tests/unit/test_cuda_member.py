@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.unit.cuda_emulation import compile_engine
+from tests.unit.cuda_emulation import compile_engine, pretend_devices
 from tests.unit.ulysses_loopback import on_every_rank, on_every_seat
 
-from ithaka.comm_ext.ulysses import call_sites, cuda_member
-from ithaka.comm_ext.ulysses.call_counters import Ranges
+from ithaka.comm_ext.ulysses import cuda_member
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
-from ithaka.comm_ext.ulysses.cuda_arena import Arena
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch, Row
-from ithaka.comm_ext.ulysses.cuda_window import Window
 from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesErrorCode, UlyssesInputError, UlyssesPeerError
 from ithaka.comm_ext.ulysses.group import RankGroup
 
@@ -40,27 +35,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, engine: Path) -> None:
-    """Tensors stay on the CPU while everybody believes in a device."""
-    construct: Callable[..., None] = Window.__init__
-
-    def constructed(self: Window, arena: Arena, device: torch.device, max_bytes: int) -> None:
-        construct(self, arena, torch.device("cpu"), max_bytes)
-
-    def flat(self: Window, offset: int, num_bytes: int) -> torch.Tensor:
-        if not num_bytes:
-            return torch.empty(0, dtype=torch.uint8)
-        memory = (ctypes.c_char * num_bytes).from_address(self._arena.address + offset)
-        memory.arena = self._arena  # type: ignore[attr-defined]
-        return torch.frombuffer(memory, dtype=torch.uint8)
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None, raising=False)
-    monkeypatch.setattr(cuda_member, "find_library", lambda: engine)
-    monkeypatch.setattr(call_sites, "check_input", lambda x, device: None)
-    monkeypatch.setattr(call_sites, "Ranges", lambda device: Ranges(torch.device("cpu")))
-    monkeypatch.setattr("ithaka.comm_ext.ulysses.validation.check_input", lambda x, device: None)
-    monkeypatch.setattr(Window, "__init__", constructed)
-    monkeypatch.setattr(Window, "flat", flat)
+    pretend_devices(monkeypatch, engine)
 
 
 def whole(seed: int, tokens: int, heads: int) -> torch.Tensor:
@@ -84,7 +59,7 @@ def test_scatter_and_gather_with_and_without_tags_and_outputs(num_ranks: int, la
             odd = torch.empty(*wanted.shape[:3], 16)[..., ::2]
             assert torch.equal(communicator.scatter_heads(x, tag="t", out=odd), wanted)
 
-    on_every_rank(num_ranks, body, device="cuda:0", calibration=only(launch))
+    assert on_every_rank(num_ranks, body, device="cuda:0", calibration=only(launch)) == [None] * num_ranks
 
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
@@ -102,7 +77,7 @@ def test_tagged_sends_wait_together(launch: Launch) -> None:
                 assert torch.equal(got, parts[name].chunk(2, 2)[communicator.rank])
             del got, received
 
-    on_every_rank(2, body, device="cuda:0", calibration=only(launch))
+    assert on_every_rank(2, body, device="cuda:0", calibration=only(launch)) == [None] * 2
 
 
 def test_a_held_lease_is_refused_and_outlives_the_close() -> None:
