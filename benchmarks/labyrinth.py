@@ -1,7 +1,8 @@
 """How fast the shipped labyrinth walks on this machine's CPU: frames per second, and where the time goes.
 
-``python -m benchmarks.labyrinth --ranks 2 --threads 1`` starts two processes that share each frame; without ``--ranks``
-one process walks alone and a table of its stages follows.
+``python -m benchmarks.labyrinth --ranks 2 --threads 1`` starts two processes that share each frame; ``--decode-apart`` one that
+makes latents and one that decodes them, as ``stages: {denoise: [0], decode: [1]}`` does; without either one process walks
+alone and a table of its parts follows. Frames are converted to I420, as for an encoder.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.labyrinth_apart import walk_apart
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.comm_ext.ulysses.group import GroupDescriptors, RankGroup
 from ithaka.workers.families.base import Controls, StepInput
 from ithaka.workers.families.wan.family import WanWorld, load
+from ithaka.workers.frame_publisher import checked_i420
 
 WARM_FRAMES = 20
 """Frames until the memory's window is full."""
@@ -31,6 +34,9 @@ HELD = (frozenset({"KeyW"}), frozenset({"ArrowLeft"}))
 def main() -> None:
     """Run alone, or as the parent or a child of a group."""
     options = _parser().parse_args()
+    if options.decode_apart:
+        walk_apart(options, HELD, WARM_FRAMES)
+        return
     if options.ranks > 1 and options.fds is None:
         _run_group(options.ranks)
         return
@@ -63,7 +69,9 @@ def _walk(options: argparse.Namespace, communicator: UlyssesCommunicator | None)
         if chunk == WARM_FRAMES:
             stages.clear()
         before = time.perf_counter()
-        family.step(session, StepInput("benchmark", chunk, Controls(held=HELD[chunk // 16 % 2])), lambda: None)
+        frames = family.step(session, StepInput("benchmark", chunk, Controls(held=HELD[chunk // 16 % 2])), lambda: None)
+        if frames is not None:
+            checked_i420(frames, family.spec)
         seconds.append(time.perf_counter() - before)
     if options.rank == 0:
         _report(options, load_s, seconds[WARM_FRAMES:], stages)
@@ -115,6 +123,7 @@ def _run_group(num_ranks: int) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--decode-apart", action="store_true", help="a second process decodes")
     parser.add_argument("--threads", type=int, default=1, help="per rank")
     parser.add_argument("--steps", type=int, default=0, help="0 is the shipped number")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))

@@ -97,6 +97,8 @@ def _model(config: ServeConfig, name: str, probe: dict[str, object]) -> Finding:
     num_devices = len(devices) if isinstance(devices, list) else 0
     subject = f"model {name}"
     shown = f"{model.family}, {model.ranks} rank{'s' if model.ranks > 1 else ''} on {model.device}"
-    if model.device.startswith("cuda") and num_devices < model.ranks:
-        return Finding(subject, False, shown, f"{num_devices} CUDA devices here; set `ranks` to as many, or `device: cpu`")
+    needed = model.ranks if model.stages is None else model.stages.num_devices
+    if model.device.startswith("cuda") and num_devices < needed:
+        remedy = "set `ranks` to as many" if model.stages is None else "lower the numbers in `stages`"
+        return Finding(subject, False, shown, f"{num_devices} CUDA devices here; {remedy}, or `device: cpu`")
     return Finding(subject, True, shown)
