@@ -1,4 +1,4 @@
-"""A daemon of its own for a benchmark: started on a free port, stopped with one SIGINT, its processes measurable."""
+"""A daemon on a free port. A benchmark stops its own with one SIGINT and measures its processes; tests start theirs alike."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 import psutil
@@ -37,25 +38,53 @@ class Daemon:
         return sum(sum(p.cpu_times()[:2]) for p in (self.process, *chosen))
 
 
+def start(
+    *arguments: str | Path,
+    program: Sequence[str | Path] = (sys.executable, "-m", "ithaka.server.cli"),
+    log: IO[str] | int | None = None,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> subprocess.Popen[str]:
+    """``ithaka serve --port 0`` with ``arguments``; its stdout is a pipe; without ``log`` its log goes with ours."""
+    return subprocess.Popen(
+        [*program, "serve", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        cwd=cwd,
+        env={**environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def read_url(process: subprocess.Popen[str]) -> str:
+    """Where the daemon serves, without a slash at the end, as soon as it says so."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(r"https?://\S+", line):
+            return found.group(0).rstrip("/")
+    raise RuntimeError(f"the daemon ended with {process.wait()} before it served")
+
+
+def await_ready(process: subprocess.Popen[str], url: str) -> None:
+    """Until it can take a session. Raises RuntimeError if it ends, TimeoutError if it does not get there."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while (answer := httpx.get(f"{url}/readyz", trust_env=False)).status_code != 200:
+        if process.poll() is not None:
+            raise RuntimeError(f"the daemon ended with {process.returncode} before it was ready")
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not ready after {READY_TIMEOUT_S} s: {answer.text}")
+        time.sleep(0.02)
+
+
 @contextmanager
 def running_daemon(config: Path | None = None, *, flags: Sequence[str] = (), cores: Sequence[int] = ()) -> Iterator[Daemon]:
     """Start ``ithaka serve`` and wait until it is ready; stop it at the end. ``cores`` pins the server, not its children."""
-    command = [sys.executable, "-m", "ithaka.server.cli", "serve", "--port", "0", "--log-level", "warning", *flags]
-    if config is not None:
-        command += ["-c", str(config)]
     started = time.monotonic()
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
-    )
+    process = start("--log-level", "warning", *flags, *(() if config is None else ("-c", config)))
     assert process.stdout is not None
     try:
-        url = _read_url(process)
-        while True:
-            if httpx.get(f"{url}/readyz").status_code == 200:
-                break
-            if time.monotonic() - started > READY_TIMEOUT_S:
-                raise TimeoutError(f"not ready after {READY_TIMEOUT_S} s")
-            time.sleep(0.02)
+        url = read_url(process)
+        await_ready(process, url)
         daemon = Daemon(url, psutil.Process(process.pid), time.monotonic() - started)
         if cores:
             daemon.process.cpu_affinity(list(cores))
@@ -69,11 +98,3 @@ def running_daemon(config: Path | None = None, *, flags: Sequence[str] = (), cor
             raise
         finally:
             process.stdout.close()
-
-
-def _read_url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(r"https?://\S+", line):
-            return found.group(0).rstrip("/")
-    raise RuntimeError(f"the daemon ended with {process.wait()} before it served")

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import av
 import httpx
 import websockets
+from benchmarks.daemon import await_ready, read_url, start
 from websockets.typing import Subprotocol
 
 from tests.e2e.live_daemon import barcode_of
-from tests.e2e.running_daemon import RunningDaemon, await_ready, running_daemon
+from tests.e2e.running_daemon import RunningDaemon, running_daemon
 
 CONFIG = """
 models:
@@ -29,18 +26,14 @@ recording: {{folder: {folder}}}
 def test_after_kill_9_the_file_plays_and_is_listed(tmp_path: Path) -> None:
     folder = tmp_path / "recordings"
     (tmp_path / "first.yaml").write_text(CONFIG.format(folder=folder))
-    log = tmp_path / "first.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ithaka.server.cli", "serve", "-c", str(tmp_path / "first.yaml"), "--port", "0"],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    process = start("-c", tmp_path / "first.yaml")
     try:
-        through = asyncio.run(stream(await_ready(process, log), 40))
+        url = read_url(process)
+        await_ready(process, url)
+        through = asyncio.run(stream(url, 40))
     finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.communicate()
     (video,) = folder.glob("*.mp4")
     with av.open(str(video)) as container:
         numbers = [barcode_of(picture).number for picture in container.decode(video=0)]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import httpx
 import psutil
 import pytest
 import websockets
+from benchmarks.daemon import await_ready, read_url, start
 
 import ithaka.workers
 from ithaka_client import Client
@@ -56,22 +55,15 @@ class Running:
 def daemon(tmp_path: Path) -> Iterator[Running]:
     path = tmp_path / "daemon.yaml"
     path.write_text(CONFIG)
-    with started("-c", str(path), "--port", "0") as process:
-        assert process.stdout is not None
-        url = next(match for line in process.stdout if (match := re.search(r"http://\S+", line))).group(0).rstrip("/")
-        while httpx.get(f"{url}/readyz").status_code != 200:
-            assert process.poll() is None
+    with started("-c", path) as process:
+        url = read_url(process)
+        await_ready(process, url)
         yield Running(url, process, psutil.Process(process.pid).children(recursive=True))
 
 
 @contextlib.contextmanager
-def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ithaka.server.cli", "serve", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    process = start(*arguments, log=subprocess.PIPE)
     try:
         yield process
     finally:
@@ -189,9 +181,8 @@ async def test_a_model_that_can_not_start_is_told_by_readyz(make: Callable[[Path
     model, message = make(tmp_path)
     path = tmp_path / "bad.yaml"
     path.write_text(f"models: [{model}]\nsupervisor: {{max_failed_starts: 1}}\nlog: {{level: error}}\n")
-    with started("-c", str(path), "--port", "0") as process:
-        assert process.stdout is not None
-        url = next(match for line in process.stdout if (match := re.search(r"http://\S+", line))).group(0).rstrip("/")
+    with started("-c", path) as process:
+        url = read_url(process)
         async with httpx.AsyncClient(base_url=url) as http:
             while (await http.get("/v1/models")).json()["models"][0]["state"] != "failed":
                 assert process.poll() is None

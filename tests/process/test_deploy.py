@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from benchmarks.daemon import await_ready, read_url, start
 
 from ithaka.configs.load import load_config
 
@@ -44,16 +45,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(600)
 def test_the_wheel_alone_serves_the_model_and_the_page(installed: Path, tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    process = subprocess.Popen(
-        [installed / "bin/ithaka", "serve", "--port", "0"], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
-    )
+    process = start(program=[installed / "bin/ithaka"], cwd=tmp_path, environ=environ)
     try:
-        assert process.stdout is not None
-        found = next(match for line in process.stdout if (match := re.search(r"http://\S+", line)))
-        url = found.group(0).rstrip("/")
-        while (ready := httpx.get(f"{url}/readyz")).status_code != 200:
-            assert ready.status_code == 503
-            assert httpx.get(f"{url}/v1/models").json()["models"][0]["state"] in ("starting", "ready")
+        url = read_url(process)
+        await_ready(process, url)
         page = httpx.get(url)
         script = re.search(r'src="([^"]+\.js)"', page.text)
         assert page.status_code == 200 and script, page.text
