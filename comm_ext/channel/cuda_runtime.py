@@ -64,6 +64,16 @@ class CudaRuntime:
         self._event_kinds: dict[int, bool] = {}
         self._call("cuInit", 0)
 
+    def __del__(self) -> None:
+        # At the end of the process the driver may be gone, and all of this with it.
+        with contextlib.suppress(DeviceError, AttributeError):
+            for (device, _), events in self._spare_events.items():
+                with self.on(device):
+                    for event in events:
+                        self._call("cuEventDestroy_v2", ctypes.c_void_p(event))
+            for device in self._contexts:
+                self._call("cuDevicePrimaryCtxRelease_v2", self._device(device))
+
     def identity(self, device: int) -> bytes:
         """Raises DeviceError for an ordinal that is no device."""
         uuid = (ctypes.c_char * IDENTITY_BYTES)()
@@ -201,7 +211,6 @@ class CudaRuntime:
         with self._lock:
             context = self._contexts.get(device)
             if context is None:
-                # Retained for good: the process that uses a device keeps its context.
                 retained = ctypes.c_void_p()
                 self._call("cuDevicePrimaryCtxRetain", ctypes.byref(retained), self._device(device))
                 context = self._contexts[device] = retained.value or 0

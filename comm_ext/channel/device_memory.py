@@ -118,7 +118,10 @@ class Source:
             if control is None:
                 raise ChannelError(f"{self.place}: the producer's device memory can't be mapped")
             self._control = None
-            self._memory = PeerMemory(self._runtime, self._device, control, self._index)
+            try:
+                self._memory = PeerMemory(self._runtime, self._device, control, self._index)
+            except DeviceError as error:
+                raise DeviceError(f"{self.place}: device {self._device} can't reach the producer's memory: {error}") from error
         return self._memory
 
     def take(self) -> Delivery | None:

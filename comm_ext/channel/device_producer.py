@@ -60,7 +60,8 @@ class DeviceProducer:
         """Hand the slot to every consumer once all that ``stream`` has queued is done, in the order of the calls.
 
         Returns the sequence. ``stream`` is the handle of the stream that writes the slot, 0 the legacy default stream. Raises
-        LayoutError (the slot stays claimed), SlotStateError, ChannelClosedError, DeviceError after the device failed.
+        LayoutError (the slot stays claimed), SlotStateError, ChannelClosedError, DeviceError for a stream of another device and
+        after the device failed.
         """
         with self._lock:
             self._check_open(f", slot {slot.index}: {message.tensors} can't be published")
@@ -71,7 +72,10 @@ class DeviceProducer:
                 )
             claimed = found[1]
             self._messages.prepare(claimed, message)
-            self._completions.follow(stream, functools.partial(self._hand_over, claimed))
+            try:
+                self._completions.follow(stream, functools.partial(self._hand_over, claimed))
+            except DeviceError as error:
+                raise DeviceError(f"channel {self.channel_id}, slot {slot.index}: {message.tensors}: {error}") from error
             del self._claimed[slot.index]
             self._num_submitted += 1
             return self._num_submitted
@@ -157,8 +161,10 @@ def open_device_producer(fds: Sequence[int], device: int, runtime: DeviceRuntime
         memory = OwnMemory(runtime, device, control.geometry.slot_offset_bytes(1), control.geometry.num_slots)
         handle = runtime.export(device, memory.address)
         control.hand_out(DeviceCard(os.getpid(), memory.address, runtime.identity(device), handle))
-    except BaseException:
+    except BaseException as error:
         control.close()
         messages.abandon()
+        if isinstance(error, DeviceError):
+            raise DeviceError(f"channel {messages.channel_id}: no arena on device {device}: {error}") from error
         raise
     return DeviceProducer(messages, memory, control, runtime)

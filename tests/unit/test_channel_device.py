@@ -418,6 +418,17 @@ def test_bad_input_is_named(stack: contextlib.ExitStack) -> None:
         consumer.take()
 
 
+def test_a_stream_that_the_device_refuses_is_named(stack: contextlib.ExitStack) -> None:
+    world, producer, _ = create(stack, [0])
+    slot = producer.claim()
+    assert slot is not None
+    world.runtime.fails.add("record")
+    with pytest.raises(DeviceError, match=r"channel 9, slot 0: .*float32.*record failed"):
+        producer.publish(slot, message(1))
+    world.runtime.fails.clear()
+    assert producer.publish(slot, message(1)) == 1
+
+
 def test_host_channels_are_refused_here() -> None:
     channel = HostChannel.create(9, 1, SLOT_BYTES, 1)
     for opens in (
