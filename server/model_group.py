@@ -194,11 +194,15 @@ def places_of(section: ModelSection) -> tuple[Placement, ...]:
     apart: list[tuple[Stage, int]] = [("decode", index) for index in stages.decode]
     apart += [("verify", index) for index in stages.verify]
     takers = tuple(stage for stage, _ in apart)
+    latents_devices = (stages.denoise[0], *(index for _, index in apart))
     num_processes = section.ranks + len(apart)
-    return tuple(
-        Placement(stage, index, stages.num_devices, num_processes, takers if number == 0 or stage in STAGES_APART else ())
-        for number, (stage, index) in enumerate([*(("denoise", index) for index in stages.denoise), *apart])
-    )
+
+    def place(stage: Stage, index: int, *, has_latents: bool) -> Placement:
+        channel = (takers, latents_devices) if has_latents else ((), ())
+        return Placement(stage, index, stages.num_devices, num_processes, *channel)
+
+    ranks = [place("denoise", index, has_latents=index == stages.denoise[0]) for index in stages.denoise]
+    return (*ranks, *(place(stage, index, has_latents=True) for stage, index in apart))
 
 
 def rank_fds(num_ranks: int, *, num_takers: int = 0) -> tuple[tuple[int, ...], ...]:

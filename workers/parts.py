@@ -17,7 +17,7 @@ from ithaka.workers.group import Group
 from ithaka.workers.outlet import FrameOutlet, Outlet
 from ithaka.workers.pulse import Pulse
 from ithaka.workers.runner import Compute
-from ithaka.workers.stages.memory import memory_of
+from ithaka.workers.stages.memory import memory_for
 from ithaka.workers.stages.outlet import LatentsOutlet
 from ithaka.workers.stages.overlapped import STEP_PRIORITY, OverlappedOutlet
 
@@ -79,7 +79,7 @@ def _split(configure: ConfigureRank, fds: Sequence[int], device: torch.device) -
 
     def to_stages(takers: Sequence[ChildSocket], _pulse: Pulse, faults: FaultPoints) -> Outlet:
         return LatentsOutlet.connect(
-            memory_of(device),
+            memory_for(configure),
             takers,
             ["newest" if taker == "verify" and not denoiser.needs_every_chunk else "fifo" for taker in names],
             latents_bytes=denoiser.latents_bytes,

@@ -21,7 +21,7 @@ from ithaka.workers.group import GroupBrokenError
 from ithaka.workers.pulse import Pulse
 from ithaka.workers.stages.contract import LatentsHeader
 from ithaka.workers.stages.loop import StageLoop
-from ithaka.workers.stages.memory import HostMemory
+from ithaka.workers.stages.memory import HostMemory, LatentsMemory
 from ithaka.workers.stages.outlet import LatentsOutlet
 
 WAIT_S = 20
@@ -131,7 +131,12 @@ class StageRig:
         sink: ListSink | None = None,
         policies: Sequence[Policy] = ("fifo",),
         latents_bytes: int = 64,
+        memories: tuple[LatentsMemory, LatentsMemory] | None = None,
+        device: torch.device | None = None,
     ) -> None:
+        """``memories``: the leader's and the stage's; latents are made on ``device``."""
+        leaders_memory, stages_memory = memories or (HostMemory(), HostMemory())
+        self._device = device or torch.device("cpu")
         self.decoder = decoder or ScriptedDecoder()
         self.sink = sink or ListSink()
         self.error: Exception | None = None
@@ -140,7 +145,7 @@ class StageRig:
         self.server, control = ChildSocket.pair()
         taker, self.leader = ChildSocket.pair()
         self.outlet = LatentsOutlet.connect(
-            HostMemory(),
+            leaders_memory,
             [taker],
             policies,
             latents_bytes=latents_bytes,
@@ -153,7 +158,7 @@ class StageRig:
             control=control,
             leader=self.leader,
             decoder=self.decoder,
-            memory=HostMemory(),
+            memory=stages_memory,
             sink=self.sink,
             pulse=Pulse(control, 60),
             faults=FaultPoints(),
@@ -179,7 +184,7 @@ class StageRig:
 
     def publish(self, session_id: str, chunk: int, value: int = 0, num_frames: int = 2) -> None:
         header = LatentsHeader(session_id, chunk, 2 * chunk + 1, num_frames, control_id=chunk * 10)
-        self.outlet.publish(Chunk((torch.tensor([value], dtype=torch.int64),), num_frames), header)
+        self.outlet.publish(Chunk((torch.tensor([value], dtype=torch.int64, device=self._device),), num_frames), header)
 
     def close_session(self, session_id: str, num_chunks: int, *, discard: bool = False) -> None:
         self.outlet.close_session(session_id, num_chunks, discard=discard)

@@ -11,7 +11,7 @@ from ithaka.configs.load import ConfigError, load_config
 from ithaka.configs.schema import ModelSection, StagesSection
 from ithaka.server.model_group import places_of, rank_fds
 from ithaka.workers.child_socket import close_fds
-from ithaka.workers.stages.contract import Placement
+from ithaka.workers.stages.contract import Placement, Stage
 
 
 def section(**values: Any) -> ModelSection:
@@ -27,12 +27,13 @@ def test_ranks_follow_from_denoise_and_may_be_repeated() -> None:
 
 def test_each_process_learns_its_place() -> None:
     model = section(stages={"denoise": [1, 0], "decode": [4], "verify": [5]})
-    takers = ("decode", "verify")
+    takers: tuple[Stage, ...] = ("decode", "verify")
+    devices = (1, 4, 5)
     assert places_of(model) == (
-        Placement("denoise", 1, 6, 4, takers),
+        Placement("denoise", 1, 6, 4, takers, devices),
         Placement("denoise", 0, 6, 4),
-        Placement("decode", 4, 6, 4, takers),
-        Placement("verify", 5, 6, 4, takers),
+        Placement("decode", 4, 6, 4, takers, devices),
+        Placement("verify", 5, 6, 4, takers, devices),
     )
     assert places_of(section(stages={"denoise": [2, 3], "decode": [2]})) == (
         Placement("overlapped", 2, 4, 2),

@@ -24,8 +24,10 @@ class Placement:
     """Those the machine must have for the group."""
     num_processes: int
     """Those of the group, which share the machine's cores."""
-    takers: tuple[str, ...] = ()
-    """The stages that take the leader's latents, as the leader and they themselves know them."""
+    takers: tuple[Stage, ...] = ()
+    """The stages that take the leader's latents; the leader and they themselves know them."""
+    latents_devices: tuple[int, ...] = ()
+    """As ``device_index``: the leader's, then each taker's."""
 
 
 # -- from the leader to the stages that take its latents ---------------------------------------------------------------

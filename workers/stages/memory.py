@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
-import numpy as np
 import torch
 
+from ithaka.comm_ext.channel import cuda_ipc, host_shm
 from ithaka.comm_ext.channel.base import Consumer, Delivery, Policy, Producer, Slot, TensorLayout
-from ithaka.comm_ext.channel.host_shm import HostChannel, open_consumer
+from ithaka.comm_ext.channel.device import ALIGN_BYTES
+from ithaka.comm_ext.channel.host_shm import HostChannel
+from ithaka.comm_ext.channel.layout import MAX_TENSORS
+from ithaka.comm_ext.channel.tensors import read, write
+from ithaka.workers.contract import ConfigureRank
+from ithaka.workers.device import pick_device
 
-_ALIGNMENT_BYTES = 64
-_MAX_TENSORS = 64
+_CHANNEL_ID = 0
+"""Each group has one, which nobody else sees."""
 
 
 class LatentsMemory(Protocol):
     """Makes both ends of a channel, and moves tensors in and out of its slots."""
 
     def create(self, num_slots: int, latents_bytes: int, policies: Sequence[Policy]) -> tuple[Producer, tuple[int, ...]]:
-        """The producer's end, and descriptors for the consumers, the caller's to close; slots for ``latents_bytes`` each."""
+        """The producer's end, and descriptors for the consumers, the caller's to close; slots for ``latents_bytes`` each.
+
+        Raises ChannelError, OSError.
+        """
         ...
 
     def open(self, fds: Sequence[int], consumer: int) -> Consumer:
@@ -29,16 +36,28 @@ class LatentsMemory(Protocol):
         ...
 
     def write(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> tuple[TensorLayout, ...]:
-        """Returns when the data is complete. Raises ValueError when it does not fit."""
+        """Returns when the data is complete. Raises LayoutError when it does not fit."""
         ...
 
     def read(self, delivery: Delivery) -> tuple[torch.Tensor, ...]:
-        """Valid until the delivery is released."""
+        """For reading only, valid until the delivery is released."""
         ...
 
 
-def memory_of(device: torch.device) -> LatentsMemory:
-    """What fits stages on devices like ``device``: stages of one group are all on CUDA devices, or all on the CPU."""
+def memory_for(configure: ConfigureRank) -> LatentsMemory:
+    """For the leader of a split model, and for each stage apart."""
+    placement = configure.placement
+    own, leader, *takers = (
+        pick_device(configure.device, index, placement.num_devices)
+        for index in (placement.device_index, *placement.latents_devices)
+    )
+    return memory_of(own, leader, takers)
+
+
+def memory_of(own: torch.device, leader: torch.device, takers: Sequence[torch.device]) -> LatentsMemory:
+    """The leader's device memory where every taker's device reaches it, else the host's; the same choice in every process."""
+    if leader.type == "cuda" and all(torch.cuda.can_device_access_peer(taker, leader) for taker in takers):
+        return DeviceMemory(own)
     return HostMemory()
 
 
@@ -46,47 +65,62 @@ class HostMemory:
     """Shared memory of the host; tensors of a device cross it as well."""
 
     def create(self, num_slots: int, latents_bytes: int, policies: Sequence[Policy]) -> tuple[Producer, tuple[int, ...]]:
-        """See LatentsMemory. Raises ChannelError, OSError."""
-        slot_bytes = latents_bytes + _MAX_TENSORS * _ALIGNMENT_BYTES
-        channel = HostChannel.create(0, num_slots, slot_bytes, len(policies), policies)
+        """See LatentsMemory."""
+        channel = HostChannel.create(_CHANNEL_ID, num_slots, _slot_bytes(latents_bytes), len(policies), policies)
         try:
-            return channel.open_producer(), tuple(os.dup(fd) for fd in channel.describe())
+            return channel.open_producer(), _duplicates(channel.describe())
         finally:
             channel.close()
 
     def open(self, fds: Sequence[int], consumer: int) -> Consumer:
         """See LatentsMemory."""
-        return open_consumer(fds, consumer)
+        return host_shm.open_consumer(fds, consumer)
 
     def write(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> tuple[TensorLayout, ...]:
         """See LatentsMemory; a device's tensors are waited for."""
-        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-        ends = itertools.accumulate((_aligned(size) for size in sizes), initial=0)
-        offsets = list(ends)
-        if offsets[-1] > len(slot.data) or len(tensors) > _MAX_TENSORS:
-            raise ValueError(f"{len(tensors)} tensors of {sum(sizes)} bytes do not fit a slot of {len(slot.data)}")
-        layouts = []
-        for tensor, size, offset in zip(tensors, sizes, offsets, strict=False):
-            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            slot.data[offset : offset + size] = flat.numpy().data
-            layouts.append(TensorLayout(tuple(tensor.shape), _name(tensor.dtype), offset))
-        return tuple(layouts)
+        return write(slot, [tensor.cpu() for tensor in tensors])
 
     def read(self, delivery: Delivery) -> tuple[torch.Tensor, ...]:
-        """Copies on the CPU: torch has no tensor that may not be written to."""
-        return tuple(_tensor(delivery.data, layout) for layout in delivery.message.tensors)
+        """See LatentsMemory; views on the CPU."""
+        return read(delivery)
 
 
-def _tensor(data: memoryview, layout: TensorLayout) -> torch.Tensor:
-    tensor = torch.empty(layout.shape, dtype=getattr(torch, layout.dtype))
-    flat = tensor.reshape(-1).view(torch.uint8).numpy()
-    flat[:] = np.frombuffer(data, np.uint8, flat.size, layout.offset_bytes)
-    return tensor
+class DeviceMemory:
+    """The leader's device memory by CUDA IPC; ``device`` is that of the process that asks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ordinal = device.index or 0
+
+    def create(self, num_slots: int, latents_bytes: int, policies: Sequence[Policy]) -> tuple[Producer, tuple[int, ...]]:
+        """See LatentsMemory."""
+        slot_bytes = _slot_bytes(latents_bytes)
+        channel = HostChannel.create(_CHANNEL_ID, num_slots, slot_bytes, len(policies), policies, on_device=True)
+        try:
+            producer = cuda_ipc.open_producer(_duplicates(channel.describe()), self._ordinal)
+            # Its slots are of another kind; only ``write`` looks into them.
+            return cast(Producer, producer), _duplicates(channel.describe())
+        finally:
+            channel.close()
+
+    def open(self, fds: Sequence[int], consumer: int) -> Consumer:
+        """See LatentsMemory."""
+        return cast(Consumer, cuda_ipc.open_consumer(fds, consumer, self._ordinal))
+
+    def write(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> tuple[TensorLayout, ...]:
+        """See LatentsMemory. Waits for the step: what it made is handed on only when it was clean."""
+        layouts = write(slot, tensors)
+        torch.cuda.current_stream(self._device).synchronize()
+        return layouts
+
+    def read(self, delivery: Delivery) -> tuple[torch.Tensor, ...]:
+        """See LatentsMemory; on this process's device."""
+        return read(delivery)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _slot_bytes(latents_bytes: int) -> int:
+    return latents_bytes + MAX_TENSORS * ALIGN_BYTES
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+def _duplicates(fds: Sequence[int]) -> tuple[int, ...]:
+    return tuple(os.dup(fd) for fd in fds)

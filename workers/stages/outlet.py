@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ithaka.comm_ext.channel.base import ChannelMessage, Policy, Producer
+from ithaka.comm_ext.channel.base import ChannelMessage, LayoutError, Policy, Producer
 from ithaka.workers import wire
 from ithaka.workers.child_socket import ChildSocket, close_fds
 from ithaka.workers.contract import OpenOnRank
@@ -104,7 +104,7 @@ class LatentsOutlet:
         self._faults.reach("latents.claimed")
         try:
             layouts = self._memory.write(slot, chunk.tensors)
-        except ValueError as error:
+        except LayoutError as error:
             raise BadResultError(f"the latents of chunk {header.chunk}: {error}") from error
         self._check()
         message = ChannelMessage(wire.encode(header), layouts, self._streams[header.session_id])

@@ -16,7 +16,7 @@ from ithaka.workers.pulse import Pulse
 from ithaka.workers.stages.contract import Placement
 from ithaka.workers.stages.digests import DigestingOutlet, DigestSink
 from ithaka.workers.stages.loop import StageLoop
-from ithaka.workers.stages.memory import memory_of
+from ithaka.workers.stages.memory import memory_for
 from ithaka.workers.wire import WireError
 
 
@@ -39,7 +39,7 @@ def serve_stage(
         control=control,
         leader=leader,
         decoder=decoder,
-        memory=memory_of(device),
+        memory=memory_for(configure),
         sink=_sink_of(configure.placement, control, faults),
         pulse=pulse,
         faults=faults,
