@@ -20,7 +20,8 @@ OTHERS = [torch.device("cuda", index) for index in range(min(2, torch.cuda.devic
 def test_tensors_arrive_on_the_stage_s_device_as_they_were(taker: torch.device) -> None:
     ours, theirs = DeviceMemory(LEADER), DeviceMemory(taker)
     assert isinstance(memory_of(taker, LEADER, [taker]), DeviceMemory)
-X
+    kinds = (1, torch.uint8), (77, torch.bfloat16), (4096, torch.float32)
+    tensors = [torch.arange(count, device=LEADER).to(dtype) for count, dtype in kinds]
     producer, fds = ours.create(3, sum(tensor.nbytes for tensor in tensors), ["fifo"])
     consumer = theirs.open(fds, 0)
     with contextlib.closing(producer), contextlib.closing(consumer):
