@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.dev-ready
 WEB_READY := clients/web/node_modules/.ready
+AIPERF_VENV ?= .venv-aiperf
+AIPERF_READY := $(AIPERF_VENV)/.ready
 
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
 LOCK_FLAGS := --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock"
@@ -22,7 +24,7 @@ help:  ## Show this list
 serve: $(READY)  ## Set everything up, start the daemon on the embedded model, print its URL
 	@exec $(BIN)/ithaka serve $(if $(CONFIG),-c $(CONFIG))
 
-test: $(DEV_READY) $(WEB_READY)  ## Everything that can be tested without a GPU, in a real browser too
+test: $(DEV_READY) $(WEB_READY) $(AIPERF_READY)  ## Everything that can be tested without a GPU, in a real browser too
 	@tests/programs.sh
 	@$(BIN)/pytest $(PYTEST_ARGS)
 	@cd clients/web && npm test --silent
@@ -48,9 +50,10 @@ page: $(WEB_READY)  ## Build the page and the SDK into server/page
 lock: $(BIN)/uv  ## Pin every dependency, with hashes, for every platform
 	@$(BIN)/uv pip compile $(LOCK_FLAGS) pyproject.toml -o requirements.lock
 	@$(BIN)/uv pip compile $(LOCK_FLAGS) --extra dev -c requirements.lock pyproject.toml clients/python/pyproject.toml -o requirements-dev.lock
+	@$(BIN)/uv pip compile $(LOCK_FLAGS) --no-emit-package ithaka-client clients/aiperf/pyproject.toml -o clients/aiperf/requirements.lock
 
 clean:  ## Remove what `make` made
-	@rm -rf $(VENV) build dist clients/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) $(AIPERF_VENV) build dist clients/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Ithaka needs Python 3.11 or later; set PYTHON=…"; exit 1; }
@@ -66,6 +69,14 @@ $(READY): requirements.lock pyproject.toml | $(BIN)/uv
 $(DEV_READY): requirements-dev.lock clients/python/pyproject.toml $(READY)
 	@$(INSTALL) --require-hashes -r requirements-dev.lock
 	@$(INSTALL) --no-deps -e . -e clients/python
+	@touch $@
+
+# AIPerf is large and wants versions of its own.
+$(AIPERF_READY): clients/aiperf/requirements.lock clients/aiperf/pyproject.toml clients/python/pyproject.toml | $(BIN)/uv
+	@echo "Installing AIPerf into $(AIPERF_VENV) (large: the first time takes a while) …"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(AIPERF_VENV)
+	@$(BIN)/uv pip install --quiet --python $(AIPERF_VENV)/bin/python --require-hashes -r clients/aiperf/requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(AIPERF_VENV)/bin/python --no-deps -e clients/python -e clients/aiperf
 	@touch $@
 
 $(WEB_READY): clients/web/package-lock.json
