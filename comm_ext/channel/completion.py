@@ -28,17 +28,13 @@ class Completions:
 
     def follow(self, stream: int, action: Action) -> None:
         """``action`` once all that ``stream`` has queued by now is done. Raises what device and action raise at once."""
-        self.follow_event(self._runtime.record(self._device, stream, sleeps=True), action)
-
-    def follow_event(self, event: int, action: Action) -> None:
-        """The same for an event, which is closed afterwards."""
         with self._lock:
-            if self._num_waiting or not self._runtime.is_complete(self._device, event):
+            # An event that was just recorded is never over at once, even on a stream that has nothing to do.
+            if self._num_waiting or not self._runtime.is_idle(self._device, stream):
+                self._waiting.put((self._runtime.record(self._device, stream, sleeps=True), action))
                 self._num_waiting += 1
-                self._waiting.put((event, action))
                 self._start()
                 return
-        self._runtime.close_event(self._device, event)
         action()
 
     def follow_all(self, action: Action) -> None:

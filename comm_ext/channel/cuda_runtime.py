@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ _LAZY_PEER_ACCESS = 1
 _NON_BLOCKING_STREAM = 1
 _EVENT_SLEEPS, _EVENT_NO_TIMING = 1, 2
 _MEMORY_IS_DEVICE = 2
+_SPIN_NS = 100_000
 
 _Address = ctypes.c_uint64
 
@@ -61,7 +63,7 @@ class CudaRuntime:
         self._lock = threading.Lock()
         self._contexts: dict[int, int] = {}
         self._spare_events: dict[tuple[int, bool], list[int]] = {}
-        self._event_kinds: dict[int, bool] = {}
+        self._event_sleeps: dict[int, bool] = {}
         self._call("cuInit", 0)
 
     def __del__(self) -> None:
@@ -174,17 +176,23 @@ class CudaRuntime:
             self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
         return event
 
-    def is_complete(self, device: int, event: int) -> bool:
+    def is_idle(self, device: int, stream: int) -> bool:
         with self.on(device):
-            return self._call("cuEventQuery", ctypes.c_void_p(event), allow=(_NOT_READY,)) == _SUCCESS
+            return self._call("cuStreamQuery", ctypes.c_void_p(stream), allow=(_NOT_READY,)) == _SUCCESS
 
     def wait(self, device: int, event: int) -> None:
         with self.on(device):
+            if self._event_sleeps[event]:
+                # The driver's sleep costs a wake-up of its own; most waits are over before.
+                end_ns = time.monotonic_ns() + _SPIN_NS
+                while time.monotonic_ns() < end_ns:
+                    if self._call("cuEventQuery", ctypes.c_void_p(event), allow=(_NOT_READY,)) == _SUCCESS:
+                        return
             self._call("cuEventSynchronize", ctypes.c_void_p(event))
 
     def close_event(self, device: int, event: int) -> None:
         with self._lock:
-            self._spare_events.setdefault((device, self._event_kinds[event]), []).append(event)
+            self._spare_events.setdefault((device, self._event_sleeps[event]), []).append(event)
 
     def _take_event(self, device: int, sleeps: bool) -> int:
         with self._lock:
@@ -195,7 +203,7 @@ class CudaRuntime:
         self._call("cuEventCreate", ctypes.byref(event), _EVENT_NO_TIMING | (_EVENT_SLEEPS if sleeps else 0))
         number = event.value or 0
         with self._lock:
-            self._event_kinds[number] = sleeps
+            self._event_sleeps[number] = sleeps
         return number
 
     @contextlib.contextmanager

@@ -151,9 +151,10 @@ class FakeRuntime:
             self._queue(stream, self._events[event].clear)
             return event
 
-    def is_complete(self, device: int, event: int) -> bool:
+    def is_idle(self, device: int, stream: int) -> bool:
+        self._check("record")
         with self._changed:
-            return not self._events[event]
+            return not self._streams.setdefault(stream, FakeStream()).is_held
 
     def wait(self, device: int, event: int) -> None:
         with self._changed:
