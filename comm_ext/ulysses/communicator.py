@@ -26,6 +26,7 @@ from ithaka.comm_ext.ulysses.backend import Exchange, Membership
 from ithaka.comm_ext.ulysses.call_sites import CallSites, Kind
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration
 from ithaka.comm_ext.ulysses.errors import UlyssesClosedError, UlyssesErrorCode, UlyssesInputError
+from ithaka.comm_ext.ulysses.fused_op import traced_fused
 from ithaka.comm_ext.ulysses.fused_transform import QkNorm, QkRope, QkTransform
 from ithaka.comm_ext.ulysses.group import RankGroup
 from ithaka.comm_ext.ulysses.joining import Backend, join
@@ -141,11 +142,16 @@ class UlyssesCommunicator:
         seq_splits: Splits = None,
         head_splits: Splits = None,
         replicated: int = 0,
+        transform: QkTransform | None = None,
     ) -> None:
-        """Several exchanges in one direction, with one announcement and one wait, each into its ``out``."""
-        kind = Kind(direction, None, _plain(seq_splits), _plain(head_splits), None, replicated)
+        """Several exchanges in one direction, with one announcement and one wait, each into its ``out``.
+
+        ``transform``: of the first two of three tensors, as in fused_qk_norm_rope_scatter; into ordinary memory only.
+        """
+        fused = transform is not None
+        kind = Kind(direction, None, _plain(seq_splits), _plain(head_splits), None, replicated, fused)
         self._ensure_open()
-        self._calls.run(kind, tuple(tensors), outs)
+        self._calls.run(kind, tuple(tensors), outs, transform)
 
     def scatter_qkv(
         self,
@@ -240,7 +246,7 @@ class UlyssesCommunicator:
         """``scatter_qkv`` of ``q`` and ``k`` normed and turned: between GPUs on their way, by the kernel that sends them."""
         transform = QkTransform(norm, rope)
         if torch.compiler.is_compiling():
-            return self.scatter_qkv(*transform.apply(q, k), v, tag=tag, seq_splits=seq_splits, head_splits=head_splits)
+            return traced_fused(self, (q, k, v), transform, seq_splits, head_splits)
         self._ensure_open()
         kind = Kind(Direction.SCATTER, tag, _plain(seq_splits), _plain(head_splits), fused=True)
         received = self._calls.run(kind, (q, k, v), None, transform)

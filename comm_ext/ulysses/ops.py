@@ -46,7 +46,7 @@ def exchange_op(
 ) -> None:
     """Exchange ``tensors`` together, in one direction, into ``outs`` (shapes as of the communicator's calls)."""
     direction = Direction.GATHER if gather else Direction.SCATTER
-    _communicator(handle).exchange_into(
+    communicator_of(handle).exchange_into(
         direction, tensors, outs, seq_splits=seq_splits, head_splits=head_splits, replicated=replicated
     )
     turn.add_(1)
@@ -62,14 +62,14 @@ def send_op(
     head_splits: list[int] | None,
 ) -> None:
     """Begin a tagged scatter of ``x``."""
-    _communicator(handle).scatter_heads_async(x, tag, seq_splits=seq_splits, head_splits=head_splits)
+    communicator_of(handle).scatter_heads_async(x, tag, seq_splits=seq_splits, head_splits=head_splits)
     turn.add_(1)
 
 
 @torch.library.custom_op("ithaka::ulysses_wait", mutates_args=("outs", "turn"))
 def wait_op(outs: list[torch.Tensor], turn: torch.Tensor, handle: int, tags: str) -> None:
     """Wait for ``tags`` (one per line), results into ``outs``."""
-    for out, result in zip(outs, _communicator(handle).wait(tags.split("\n")), strict=True):
+    for out, result in zip(outs, communicator_of(handle).wait(tags.split("\n")), strict=True):
         out.copy_(result)
     turn.add_(1)
 
@@ -115,18 +115,7 @@ def traced_exchange(
     replicated: int = 0,
 ) -> list[torch.Tensor]:
     """A call as a graph sees it: fresh outputs (or ``out``), filled by the op."""
-    if out is not None:
-        outs = [out]
-    elif len(tensors) == 1:
-        outs = [_empty(communicator, direction, tensors[0], seq_splits, head_splits, replicated)]
-    else:
-        shares = head_shares(
-            [x.shape[2] for x in tensors], communicator.num_ranks, None if head_splits is None else tuple(head_splits)
-        )
-        outs = [
-            _empty(communicator, direction, x, seq_splits, own.splits, replicated)
-            for x, own in zip(tensors, shares, strict=True)
-        ]
+    outs = [out] if out is not None else empty_results(communicator, direction, tensors, seq_splits, head_splits, replicated)
     exchange_op(
         list(tensors),
         outs,
@@ -160,6 +149,25 @@ def traced_wait(communicator: UlyssesCommunicator, tags: Sequence[str]) -> tuple
     return tuple(outs)
 
 
+def empty_results(
+    communicator: UlyssesCommunicator,
+    direction: Direction,
+    tensors: Sequence[torch.Tensor],
+    seq_splits: Splits,
+    head_splits: Splits,
+    replicated: int = 0,
+) -> list[torch.Tensor]:
+    """What a call makes of ``tensors``, not filled yet."""
+    if len(tensors) == 1:
+        return [_empty(communicator, direction, tensors[0], seq_splits, head_splits, replicated)]
+    shares = head_shares(
+        [x.shape[2] for x in tensors], communicator.num_ranks, None if head_splits is None else tuple(head_splits)
+    )
+    return [
+        _empty(communicator, direction, x, seq_splits, own.splits, replicated) for x, own in zip(tensors, shares, strict=True)
+    ]
+
+
 def _empty(
     communicator: UlyssesCommunicator,
     direction: Direction,
@@ -180,7 +188,8 @@ def _empty(
     return x.new_empty(shape)
 
 
-def _communicator(handle: int) -> UlyssesCommunicator:
+def communicator_of(handle: int) -> UlyssesCommunicator:
+    """The communicator of a graph's number."""
     communicator = _communicators.get(handle)
     if communicator is None:
         raise UlyssesClosedError(UlyssesErrorCode.CLOSED, "the communicator of this compiled graph is gone: compile again")

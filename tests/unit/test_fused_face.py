@@ -60,15 +60,24 @@ def test_alone_it_is_the_transform() -> None:
             assert furthest(got, wanted) <= 1
 
 
-def test_compiled_in_one_graph() -> None:
+COMPILED = {
+    "wan": replace(WAN, seq_splits=(4, 4)),
+    "halves of grouped queries": replace(
+        WAN, seq_splits=(4, 4), head_splits=(4, 2), kv_head_splits=(2, 1), span="head", pairing="halves"
+    ),
+    "neither": replace(WAN, seq_splits=(4, 4), span=None, pairing=None),
+}
+
+
+@pytest.mark.parametrize("case", COMPILED.values(), ids=COMPILED)
+def test_compiled_in_one_graph(case: Case) -> None:
     def body(communicator: UlyssesCommunicator) -> None:
-        drawn = draw(replace(WAN, seq_splits=(4, 4)), communicator.rank, CPU, 0)
-        norm, rope = drawn.transform.norm, drawn.transform.rope
+        drawn = draw(case, communicator.rank, CPU, 0)
 
-        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return communicator.fused_qk_norm_rope_scatter(q, k, v, norm=norm, rope=rope)
+        def call(*qkv: torch.Tensor) -> Any:
+            return fused(communicator, case, drawn.transform, qkv)
 
-        compiled = torch.compile(call, fullgraph=True, backend="eager")
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
         for got, wanted in zip(compiled(*drawn.qkv), drawn.wanted, strict=True):
             assert furthest(got, wanted) <= 1
 
