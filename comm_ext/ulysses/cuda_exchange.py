@@ -80,10 +80,11 @@ class CudaExchange:
         *,
         max_bytes: int,
         backend: str,
+        link: str,
         calibration: Calibration,
     ) -> None:
         self._library, self._rendezvous, self._cards, self._seat = library, rendezvous, cards, seat
-        self._backend, self._calibration = backend, calibration
+        self._backend, self._link, self._calibration = backend, link, calibration
         library.check_sizes("ul_fused_abi", MIRROR)
         self._lane = library.create_lane(seat.device)
         self._window = Window(arena, torch.device("cuda", seat.device), max_bytes)
@@ -209,6 +210,7 @@ class CudaExchange:
         """See Exchange."""
         return {
             "device": self._seat.device,
+            "link": self._link,
             "max_bytes": self._window.max_bytes,
             "reserved_bytes": self._window.reserved_bytes,
             "allocated_bytes": self._window.allocated_bytes,

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ithaka.comm_ext.ulysses.control_block import PAGE_BYTES, control_bytes
+from ithaka.comm_ext.ulysses.cuda_topology import unreachable
 from ithaka.comm_ext.ulysses.group import RankGroup
 from ithaka.comm_ext.ulysses.plan import signature
 from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
@@ -51,10 +52,10 @@ class CardTable:
         self._round += 1
         return cards
 
-    def share(self, rendezvous: Rendezvous, card: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def share(self, rendezvous: Rendezvous, card: Mapping[str, Any], *, timeout_s: float | None = None) -> list[dict[str, Any]]:
         """One round after the join: write, meet, read. Raises UlyssesPeerError."""
         self.write(card)
-        rendezvous.settle(rendezvous.post(signature(f"cuda cards {self._round}")))
+        rendezvous.settle(rendezvous.post(signature(f"cuda cards {self._round}")), timeout_s=timeout_s)
         return self.read_all()
 
     def close(self) -> None:
@@ -78,4 +79,4 @@ def obstacle(cards: Sequence[Mapping[str, Any]]) -> str | None:
             same_process = card["pid"] == cards[other]["pid"]
             if card["uuid"] == cards[other]["uuid"] and not same_process:
                 return f"ranks {other} and {rank} share one GPU from two processes: give each a device of its own"
-    return None
+    return unreachable(cards)

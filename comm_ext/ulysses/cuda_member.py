@@ -19,6 +19,7 @@ from ithaka.comm_ext.ulysses.cuda_exchange import CudaExchange
 from ithaka.comm_ext.ulysses.cuda_faults import FaultBridge
 from ithaka.comm_ext.ulysses.cuda_library import MAX_RANKS, CudaCallError, CudaLibrary
 from ithaka.comm_ext.ulysses.cuda_meeting import CardTable, obstacle
+from ithaka.comm_ext.ulysses.cuda_topology import driver_version, link_of, probe_reach
 from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesErrorCode
 from ithaka.comm_ext.ulysses.group import RankGroup
 from ithaka.comm_ext.ulysses.plan import signature
@@ -53,6 +54,8 @@ class CudaShare:
             "uuid": self.library.device_facts(self.device).uuid,
             "source_hash": self.library.source_hash,
             "calibration": signature(repr(calibration)),
+            "driver": driver_version(),
+            "reach": probe_reach(self.library, self.device, torch.cuda.device_count()),
             "address": self.arena.address,
             "handle": self.arena.export().hex(),
         }
@@ -128,21 +131,21 @@ class CudaMember:
 def join_devices(
     group: RankGroup,
     rendezvous: Rendezvous,
+    cards: CardTable,
     facts: Mapping[str, Any],
     device: torch.device,
     calibration: Calibration | None,
     timeout_s: float,
     join_timeout_s: float,
 ) -> tuple[CudaMember, CudaExchange]:
-    """Join with a device: every rank gets its seat, or every rank raises.
+    """Join with a device: every rank gets its seat, which keeps ``cards``, or every rank raises.
 
     Raises UlyssesBackendError with the first rank's obstacle, UlyssesPeerError if a rank is missing or differs.
     """
     index = device.index if device.index is not None else torch.cuda.current_device() if torch.cuda.is_available() else 0
     table_of_launches = calibration if calibration is not None else Calibration.shipped()
-    cards = CardTable(group)
+    share, card = _bring(group, index, facts["max_bytes"], table_of_launches)
     try:
-        share, card = _bring(group, index, facts["max_bytes"], table_of_launches)
         cards.write(card)
         rendezvous.join(dict(facts), refusal=None, timeout_s=join_timeout_s)
         met = cards.read_all()
@@ -150,10 +153,12 @@ def join_devices(
         assert share is not None
         peers, addresses = _map_peers(group, rendezvous, cards, share, met)
     except BaseException:
-        cards.close()
+        if share is not None:
+            share.words.free()
         raise
     seat = Seat(index, group.rank, addresses, share.words.device_address, int(timeout_s * 1e9))
     bridge = FaultBridge(rendezvous, share.words, timeout_s)
+    link = link_of(met)
     exchange = CudaExchange(
         share.library,
         rendezvous,
@@ -161,7 +166,8 @@ def join_devices(
         seat,
         share.arena,
         max_bytes=facts["max_bytes"],
-        backend=facts["backend"],
+        backend="copy_engine" if link == "pcie" else facts["backend"],  # a kernel's stores over PCIe are many times slower
+        link=link,
         calibration=table_of_launches,
     )
     return CudaMember(rendezvous, share, peers, exchange, bridge, group.rank), exchange

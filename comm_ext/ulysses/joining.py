@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,14 +10,18 @@ import torch
 
 from ithaka.comm_ext.ulysses.alone import Alone
 from ithaka.comm_ext.ulysses.backend import Exchange, Membership
+from ithaka.comm_ext.ulysses.collective import CollectiveExchange, CollectiveMember, listen, open_process_group
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration
+from ithaka.comm_ext.ulysses.cuda_meeting import CardTable
 from ithaka.comm_ext.ulysses.cuda_member import join_devices
+from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesErrorCode
 from ithaka.comm_ext.ulysses.group import RankGroup
 from ithaka.comm_ext.ulysses.host import HostExchange
 from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
 from ithaka.comm_ext.ulysses.validation import NO_DEVICE_ENGINE, refusal_of
 
-Backend = Literal["auto", "copy_engine", "sm", "nccl", "host"]
+Backend = Literal["auto", "copy_engine", "sm", "nccl", "gloo", "host"]
+_MAX_FAILURE_CHARS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +52,57 @@ def join(
             raise refusal
         alone = Alone(device)
         return Joined(alone, alone, "passthrough", reason)
-    name = "host" if on_host else backend
+    name = "host" if on_host and backend != "gloo" else backend
     rendezvous = Rendezvous(group, timeout_s=timeout_s)
     facts = {"max_bytes": max_bytes, "backend": name}
+    cards: CardTable | None = None
     try:
-        if on_host or refusal is not None:
+        if refusal is not None or name == "host":
             rendezvous.join(facts, refusal=refusal, timeout_s=join_timeout_s)
             return Joined(rendezvous, HostExchange(group, rendezvous, max_bytes=max_bytes), name, reason)
-        member, exchange = join_devices(group, rendezvous, facts, device, calibration, timeout_s, join_timeout_s)
-        return Joined(member, exchange, name, reason)
+        cards = CardTable(group)
+        if name in ("nccl", "gloo"):
+            rendezvous.join(facts, refusal=None, timeout_s=join_timeout_s)
+            return _join_collective(group, rendezvous, cards, device, name, None, timeout_s, join_timeout_s)
+        try:
+            member, exchange = join_devices(group, rendezvous, cards, facts, device, calibration, timeout_s, join_timeout_s)
+            return Joined(member, exchange, name, reason)
+        except UlyssesBackendError as error:
+            if name != "auto":
+                raise
+            return _join_collective(group, rendezvous, cards, device, "nccl", str(error), timeout_s, join_timeout_s)
     except BaseException:
+        if cards is not None:
+            cards.close()
         rendezvous.release()
         raise
+
+
+def _join_collective(
+    group: RankGroup,
+    rendezvous: Rendezvous,
+    cards: CardTable,
+    device: torch.device,
+    name: str,
+    reason: str | None,
+    timeout_s: float,
+    join_timeout_s: float,
+) -> Joined:
+    """All ranks open one process group, or all raise UlyssesBackendError, with ``reason``: why they need it."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(cards.close)
+        listener = stack.enter_context(listen()) if group.rank == 0 else None
+        port = 0 if listener is None else listener.getsockname()[1]
+        port = cards.share(rendezvous, {"port": port})[0]["port"]
+        opened, failure = None, None
+        try:
+            opened = open_process_group(port, listener, group.rank, group.num_ranks, device, timeout_s, join_timeout_s)
+        except (RuntimeError, ValueError, OSError, AttributeError) as error:  # no such backend, no network, one GPU twice
+            failure = f"{name} can't be used: {str(error)[:_MAX_FAILURE_CHARS]}"
+        failures = [card["error"] for card in cards.share(rendezvous, {"error": failure}, timeout_s=join_timeout_s)]
+        if any(failures):
+            text = next(f"rank {rank}: {text}" for rank, text in enumerate(failures) if text)
+            raise UlyssesBackendError(UlyssesErrorCode.BACKEND_UNAVAILABLE, text if reason is None else f"{reason}; and {text}")
+        assert opened is not None
+    member = CollectiveMember(rendezvous, opened, aborts=device.type == "cuda")
+    return Joined(member, CollectiveExchange(opened, rendezvous, device, name), name, reason)

@@ -130,12 +130,15 @@ class Rendezvous:
         self.counters.calls += 1
         return number
 
-    def settle(self, number: int) -> None:
-        """Return when every peer has posted call ``number`` and all calls so far agree. Raises UlyssesPeerError."""
+    def settle(self, number: int, *, timeout_s: float | None = None) -> None:
+        """Return when every peer has posted call ``number`` and all calls so far agree. Raises UlyssesPeerError.
+
+        ``timeout_s`` only where ranks may take longer than within a call.
+        """
         words, posted = self._words, self._control.posted_word
         for peer in self._peers:
             if words[posted[peer]] < number:
-                self._await_posted(peer, number)
+                self._await_posted(peer, number, self._timeout_s if timeout_s is None else timeout_s)
         self.ensure_sound()
         self._futex.fence()
         for call in range(max(self._settled + 1, number - SIGNATURE_RING // 2), number + 1):
@@ -194,7 +197,7 @@ class Rendezvous:
         os.close(self._group.arena_fd)
         os.close(self._group.verdict_fd)
 
-    def _await_posted(self, peer: int, number: int) -> None:
+    def _await_posted(self, peer: int, number: int, timeout_s: float) -> None:
         words, posted, fault = self._words, self._control.posted_word[peer], self._control.fault_word
         began_ns = time.monotonic_ns()
         # Without yielding: on a busy machine a yield hands the core to other work for milliseconds, and the wait is shorter.
@@ -210,8 +213,8 @@ class Rendezvous:
             if words[self._control.state_word[peer]] == RankState.CLOSING and words[posted] < number:
                 self._break(UlyssesErrorCode.PEER_CLOSED, peer, f"rank {peer} closed while others still exchange")
             self._blame_dead(number)
-            if waited_s >= self._timeout_s:
-                self._blame_slowest()
+            if waited_s >= timeout_s:
+                self._blame_slowest(timeout_s)
             waited_s += self._sleep(posted, seen)
         # A sleeper costs the late rank a system call and itself the way back, so spin where the wait was short enough for
         # that; where it was not (a busy machine), spinning only takes time from whoever is awaited.
@@ -280,12 +283,12 @@ class Rendezvous:
                 self._break(UlyssesErrorCode.PEER_CLOSED, peer, f"rank {peer} closed and ended")
             self._break(UlyssesErrorCode.PEER_DIED, peer, f"the process of rank {peer} ended without closing")
 
-    def _blame_slowest(self) -> NoReturn:
+    def _blame_slowest(self, timeout_s: float) -> NoReturn:
         peer = min(self._peers, key=lambda rank: (self._words[self._control.posted_word[rank]], rank))
         self._break(
             UlyssesErrorCode.PEER_TIMED_OUT,
             peer,
-            f"rank {peer} did not arrive within {self._timeout_s:g} s ({self._watch.describe(peer)})",
+            f"rank {peer} did not arrive within {timeout_s:g} s ({self._watch.describe(peer)})",
         )
 
     def _break(self, code: UlyssesErrorCode, culprit: int, text: str) -> NoReturn:

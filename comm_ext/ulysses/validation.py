@@ -9,9 +9,9 @@ import torch
 from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesError, UlyssesErrorCode, UlyssesInputError
 from ithaka.comm_ext.ulysses.plan import ExchangePlan
 
-BACKENDS = ("auto", "copy_engine", "sm", "nccl", "host")
+BACKENDS = ("auto", "copy_engine", "sm", "nccl", "gloo", "host")
 NO_DEVICE_ENGINE = "no device was given: pass device=torch.device('cuda', ...) to exchange between GPUs"
-DEVICE_BACKENDS = ("auto", "sm", "copy_engine")
+DEVICE_BACKENDS = ("auto", "sm", "copy_engine", "nccl")
 
 
 def refusal_of(
@@ -29,7 +29,7 @@ def refusal_of(
             return UlyssesInputError(
                 UlyssesErrorCode.BAD_ARGUMENT, f"{name} must be a positive number of seconds, got {seconds}"
             )
-    serves = DEVICE_BACKENDS if device.type == "cuda" else ("auto", "host")
+    serves = DEVICE_BACKENDS if device.type == "cuda" else ("auto", "host", "gloo")
     if backend not in serves:
         return UlyssesBackendError(
             UlyssesErrorCode.BACKEND_UNAVAILABLE,

@@ -27,11 +27,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_engine(tmp_path_factory.mktemp("engine"))
 
 
-@pytest.fixture(params=["host", *LAUNCHES])
+@pytest.fixture(params=["host", "gloo", *LAUNCHES])
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, engine: Path) -> dict[str, Any]:
     """A backend to join with."""
-    if request.param == "host":
-        return {}
+    if request.param in ("host", "gloo"):
+        return {"backend": request.param}
     pretend_devices(monkeypatch, engine)
     return {"device": "cuda:0", "calibration": Calibration("test", (Row(2, 1 << 60, LAUNCHES[request.param]),))}
 

@@ -155,7 +155,7 @@ def test_ranks_that_disagree_break_the_communicator(name: str) -> None:
         ({"timeout_s": 0.0}, UlyssesInputError, "timeout_s must be a positive number"),
         ({"timeout_s": math.inf}, UlyssesInputError, "timeout_s must be a positive number"),
         ({"join_timeout_s": -1.0}, UlyssesInputError, "join_timeout_s must be a positive number"),
-        ({"backend": "gloo"}, UlyssesInputError, "backend must be one of"),
+        ({"backend": "mpi"}, UlyssesInputError, "backend must be one of"),
         ({"backend": "copy_engine"}, UlyssesBackendError, "is not available"),
         ({"backend": "sm"}, UlyssesBackendError, "is not available"),
         ({"backend": "nccl"}, UlyssesBackendError, "is not available"),
