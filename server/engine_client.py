@@ -151,8 +151,8 @@ class Engine(Protocol):
         """What the controller's connection carries. A live session's encoder follows, within its bounds."""
         ...
 
-    def end_session(self, session_id: str) -> None:
-        """Plan no more; answered by EngineSessionEnded once what was generated has been encoded."""
+    def end_session(self, session_id: str, *, discard: bool = False) -> None:
+        """Plan no more; answered by EngineSessionEnded once what was generated has been encoded, or at once (``discard``)."""
         ...
 
     async def stop(self, *, deadline_s: float) -> None:

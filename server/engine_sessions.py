@@ -61,6 +61,8 @@ class EngineSession:
     """The leader has memory for it."""
     codec: str | None = None
     outcome: contract.SessionEnded | None = None
+    is_discarded: bool = False
+    """Packets that have not come yet are not waited for."""
 
     @property
     def is_started(self) -> bool:
@@ -126,10 +128,15 @@ class EngineSessions:
         if session_id in self._sessions:
             self._encoders.estimate_bitrate(session_id, bits_per_s)
 
-    def end(self, session_id: str) -> None:
+    def end(self, session_id: str, *, discard: bool = False) -> None:
         session = self._sessions.get(session_id)
-        if session is not None and session.outcome is None:
-            session.leader.send(contract.EndSession(session_id))
+        if session is None:
+            return
+        session.is_discarded |= discard
+        if session.outcome is None:
+            session.leader.send(contract.EndSession(session_id, discard))
+        else:
+            self._finish_if_complete(session)
 
     def end_all(self) -> None:
         for session_id in list(self._sessions):
@@ -209,7 +216,7 @@ class EngineSessions:
 
     def _finish_if_complete(self, session: EngineSession) -> None:
         outcome = session.outcome
-        if outcome is not None and session.last_seq >= outcome.last_seq:
+        if outcome is not None and (session.is_discarded or session.last_seq >= outcome.last_seq):
             self._finish(session, outcome.code, outcome.message, retryable=outcome.code in _RETRYABLE)
 
     def _abandon(self, session: EngineSession, code: str, message: str, *, retryable: bool) -> None:

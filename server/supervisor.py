@@ -115,8 +115,8 @@ class LocalEngine:
     def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
         self._sessions.estimate_bitrate(session_id, bits_per_s)
 
-    def end_session(self, session_id: str) -> None:
-        self._sessions.end(session_id)
+    def end_session(self, session_id: str, *, discard: bool = False) -> None:
+        self._sessions.end(session_id, discard=discard)
 
     async def stop(self, *, deadline_s: float) -> None:
         """End the sessions, then the groups, then encode. What needs longer than ``deadline_s`` is terminated or killed."""

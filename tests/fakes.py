@@ -163,7 +163,7 @@ class FakeEngine:
     def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None:
         self.bitrates.append((session_id, bits_per_s))
 
-    def end_session(self, session_id: str) -> None:
+    def end_session(self, session_id: str, *, discard: bool = False) -> None:
         self.end_requests.append(session_id)
         if not self.holds_ends:
             self._later(lambda: self.emit_ended(session_id, "ended"))

@@ -177,7 +177,9 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True)
 class EndEngine:
-    pass
+    """``discard``: the session is over, what was not decoded yet need not be."""
+
+    discard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

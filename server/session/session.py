@@ -301,8 +301,8 @@ class Session:
                 self._named_timers.cancel(timeout)
             case events.StartEngine():
                 self._start_engine()
-            case events.EndEngine():
-                self._engine.end_session(self.session_id)
+            case events.EndEngine(discard):
+                self._engine.end_session(self.session_id, discard=discard)
             case events.SendHello():
                 assert self._controller is not None
                 self._controller.greet()

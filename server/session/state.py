@@ -137,7 +137,7 @@ def _ignore(data: SessionData, event: Event) -> Step:
 def _close(data: SessionData, reason: str, *, retryable: bool = False, failed: bool = False, delivered: bool = False) -> Step:
     """End now, with whatever the engine still holds given back."""
     state = State.FAILED if failed else State.CLOSED
-    effects: tuple[Effect, ...] = (EndEngine(),) if _engine_may_need_end(data) else ()
+    effects: tuple[Effect, ...] = (EndEngine(discard=True),) if _engine_may_need_end(data) else ()
     return replace(data, state=state, reason=reason, retryable=retryable, failed=failed, delivered=delivered), effects
 
 

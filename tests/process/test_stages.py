@@ -107,6 +107,24 @@ async def test_an_end_waits_for_the_last_decoded_frame() -> None:
         assert (await run.frames("after", 2))[0].header.seq == 1
 
 
+async def test_a_cancelled_session_ends_while_its_latents_are_held_and_the_next_one_is_served() -> None:
+    async with EngineRun(staged(max_sessions=1), limits=PATIENT, faults={"s/decode": ("stage.before_decode:2:stop",)}) as run:
+        await run.ready()
+        run.begin("s1", window=40)
+        await run.frames("s1", 2)
+        await run.until(lambda: len(steps(run, "s1")) == 4)
+        run.engine.end_session("s1", discard=True)
+        ended = await run.ended("s1")
+        assert (ended.code, ended.last_seq) == ("ended", 2)
+        run.begin("s2", window=8)
+        await run.started("s2")
+        held_child().resume()
+        packets = await run.frames("s2", 10)
+        assert [code.number if code else None for code in barcodes(packets)][:10] == list(range(1, 11))
+        assert len(run.packets("s1")) == 2
+    assert children() == []
+
+
 async def test_a_stop_ends_sessions_and_leaves_nothing() -> None:
     before = descriptors()
     async with EngineRun(staged(stages={"denoise": [0, 1], "decode": [2]})) as run:

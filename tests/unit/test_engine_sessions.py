@@ -117,6 +117,24 @@ def test_the_end_waits_for_the_last_packet() -> None:
     assert isinstance(book.events[-1], EngineSessionEnded)
 
 
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_a_discarded_session_waits_for_no_packet(is_told_first: bool) -> None:
+    book = Book()
+    book.open()
+    book.packet(1)
+    if is_told_first:
+        book.sessions.end("s")
+        book.hear(contract.SessionEnded("s", 6))
+        assert book.ended() == []
+        book.sessions.end("s", discard=True)
+    else:
+        book.sessions.end("s", discard=True)
+        book.sessions.end_all()
+        assert contract.EndSession("s", discard=True) in book.leader.sent and book.ended() == []
+        book.hear(contract.SessionEnded("s", 6))
+    assert book.ended() == [("s", 1, "ended", False)] and book.encoders.open == []
+
+
 def test_a_leader_that_is_lost_after_its_last_word_changes_nothing() -> None:
     book = Book()
     book.open()

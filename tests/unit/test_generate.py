@@ -69,7 +69,7 @@ class ScriptedEngine:
 
     def estimate_bitrate(self, session_id: str, bits_per_s: int) -> None: ...
 
-    def end_session(self, session_id: str) -> None:
+    def end_session(self, session_id: str, *, discard: bool = False) -> None:
         self.listener(EngineSessionEnded(session_id, self.seq, "ended"))
 
     async def stop(self, *, deadline_s: float) -> None:
