@@ -216,6 +216,9 @@ class CudaRuntime:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _context(self, device: int) -> int:
+        context = self._contexts.get(device)
+        if context is not None:
+            return context
         with self._lock:
             context = self._contexts.get(device)
             if context is None:

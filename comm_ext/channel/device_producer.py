@@ -64,7 +64,7 @@ class DeviceProducer:
         after the device failed.
         """
         with self._lock:
-            self._check_open(f", slot {slot.index}: {message.tensors} can't be published")
+            self._check_open(slot, message)
             found = self._claimed.get(slot.index)
             if found is None or found[0] is not slot:
                 raise SlotStateError(
@@ -141,11 +141,13 @@ class DeviceProducer:
                 self._fault = error
                 self._messages.close()
 
-    def _check_open(self, place: str = "") -> None:
+    def _check_open(self, slot: DeviceSlot | None = None, message: ChannelMessage | None = None) -> None:
+        if not self._is_closed and self._fault is None:
+            return
+        place = f", slot {slot.index}: {message.tensors} can't be published" if slot and message else ""
         if self._is_closed:
             raise ChannelClosedError(f"channel {self.channel_id}{place}: this producer is closed")
-        if self._fault is not None:
-            raise DeviceError(f"channel {self.channel_id}{place}: the device failed: {self._fault}") from self._fault
+        raise DeviceError(f"channel {self.channel_id}{place}: the device failed: {self._fault}") from self._fault
 
 
 def open_device_producer(fds: Sequence[int], device: int, runtime: DeviceRuntime) -> DeviceProducer:

@@ -174,7 +174,10 @@ class HostProducer:
     def prepare(self, slot: Slot, message: ChannelMessage) -> None:
         """The first half of ``publish``: all that can be refused for slot and message is refused here."""
         with self._lock:
-            self._check_open(f", slot {slot.index}: {message.tensors} can't be published")
+            if self._is_closed:
+                raise ChannelClosedError(
+                    f"channel {self.channel_id}, slot {slot.index}: {message.tensors} can't be published: this producer is closed"
+                )
             if self._claimed.get(slot.index) is not slot:
                 raise SlotStateError(
                     f"channel {self.channel_id}: slot {slot.index} is not claimed here, or was published; {message.tensors}"
@@ -236,9 +239,9 @@ class HostProducer:
             self._arena.close()
             self._descriptors.close()
 
-    def _check_open(self, place: str = "") -> None:
+    def _check_open(self) -> None:
         if self._is_closed:
-            raise ChannelClosedError(f"channel {self.channel_id}{place}: this producer is closed")
+            raise ChannelClosedError(f"channel {self.channel_id}: this producer is closed")
 
     def __del__(self) -> None:
         warn_unclosed(self._descriptors, "producer")
