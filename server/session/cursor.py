@@ -114,6 +114,7 @@ class Vp8Cursor:
         self._after_seq = 0
         self._key_frame_wanted = key_frame_wanted
         self._is_decoding = False
+        self.skipped = 0
 
     def take(self, flow: FrameFlow) -> tuple[EncodedFrame, bool] | None:
         if self._is_decoding and flow.vp8.has_lost(self._after_seq):
@@ -122,8 +123,11 @@ class Vp8Cursor:
         frame = flow.vp8.following(self._after_seq, needs_key=not self._is_decoding)
         if frame is None:
             return None
+        seq = frame.header.seq
+        if self._after_seq:
+            self.skipped += seq - self._after_seq - 1 - flow.losses.between(self._after_seq, seq)
         self._is_decoding = True
-        self._after_seq = frame.header.seq
+        self._after_seq = seq
         return frame, False
 
 

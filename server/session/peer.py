@@ -140,7 +140,7 @@ class Peer:
             if isinstance(self._cursor, Vp8Cursor):
                 self._session.leave_vp8()
             self._metrics.connections.labels(self.role).dec()
-            if isinstance(self._cursor, ViewerCursor | LiveCursor):
+            if isinstance(self._cursor, ViewerCursor | LiveCursor | Vp8Cursor):
                 self._metrics.skipped.inc(self._cursor.skipped)
         if self._violation is not None:
             await self._close_with_error(self._violation)

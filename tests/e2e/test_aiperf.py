@@ -32,7 +32,7 @@ def profile(daemon: RunningDaemon, folder: Path, *, delivery: str, model: str = 
     prompts = folder / "prompts.jsonl"
     prompts.write_text('{"text": "rain"}\n')
     wishes = {"max_frames": NUM_FRAMES, "seed": 7, "delivery": delivery}
-    command = [
+    command: list[str | Path] = [
         *(AIPERF, "profile", "--model", model, "--endpoint-type", "ithaka", "--transport", "ithaka", "--streaming"),
         *("--url", daemon.url, "--api-key", KEY, "--request-count", "3", "--concurrency", "2"),
         *("--input-file", prompts, "--custom-dataset-type", "single_turn"),

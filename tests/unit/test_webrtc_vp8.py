@@ -62,6 +62,17 @@ def test_one_that_lags_waits_for_a_key_frame_that_it_asks_for() -> None:
     assert taken(cursor, flow) == [] and wishes == [1]
     flow.vp8.add(frame(3 + LAG, key=True))
     assert taken(cursor, flow) == [3 + LAG]
+    assert cursor.skipped == LAG + 1, "what it never got, from its first one on"
+
+
+def test_what_was_dropped_before_every_encoder_is_nobodys_skip() -> None:
+    flow = flow_of()
+    cursor = Vp8Cursor(lambda: None)
+    flow.vp8.add(frame(5, key=True))
+    flow.losses.dropped(6)
+    flow.vp8.add(frame(8))
+    assert taken(cursor, flow) == [5, 8]
+    assert cursor.skipped == 1
 
 
 def test_what_one_user_left_behind_is_not_shown_to_the_next() -> None:
