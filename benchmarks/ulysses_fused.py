@@ -24,7 +24,7 @@ from ithaka.comm_ext.ulysses.plan import balanced_splits
 SHAPES = ((4680, 12), (4680, 40), (6240, 40))  # tokens and heads of all ranks
 BLOCKS = (16, 32, 64, 100, 132)
 HEAD_DIM = 128
-MAX_BYTES = 1 << 31
+MAX_BYTES = 3 << 30
 
 
 def norm_turn(

@@ -4,10 +4,11 @@
 
 Hidden 5120, 40 heads of 128, feed-forward 13824, a chunk of 4 latents (6240 tokens of all ranks) on a memory of 18 latents, a
 prompt of 512 words; bf16, weights drawn at random. The exposed exchange is the time of a block less the time of the same block
-with local copies of as many bytes in its place; both take turns, sample by sample. "alone" is the time of the same exchanges
-with nothing beside them. Two ways to order a block:
+without one: with local copies of as many bytes in its place ("copied"), or with one compiled kernel that norms, turns and lays
+out, and nothing else ("placed"). All take turns, sample by sample. "alone" is the time of the same exchanges with nothing
+beside them. Two ways to order a block:
 
-- plain: one projection of Q, K and V, the fused call, attention, a gather.
+- plain: one projection of Q, K and V, the fused call ("apart": a compiled norm and turn, then a scatter), attention, a gather.
 - overlapped: K and V first, on their way by the copy engine while Q is projected; Q and the attention's results in two parts of
   heads, the second part's way under the first part's attention, the first part's way back under the second's.
 """
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -73,6 +75,18 @@ class Exchanged:
         return (self._far if far else self._near).gather_heads(x, tag=tag)
 
 
+class Apart(Exchanged):
+    """A compiled norm and turn, then a scatter."""
+
+    def __init__(self, near: UlyssesCommunicator, far: UlyssesCommunicator, compiled: Compiled, inputs: Inputs) -> None:
+        super().__init__(near, far, inputs)
+        self._compiled, self._inputs = compiled, inputs
+
+    def fused(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k = self._compiled.norm_turn(q, k, self._inputs)
+        return self._near.scatter_qkv(q, k, v, tag="apart")
+
+
 class Copied:
     """As many bytes from and to memory, all of it local."""
 
@@ -90,6 +104,13 @@ class Copied:
     def gather(self, x: torch.Tensor, tag: str, *, far: bool) -> torch.Tensor:
         tokens, heads = x.shape[1] // self._ranks, x.shape[2]
         return x.view(self._ranks, tokens, heads, DIM).transpose(0, 1).reshape(1, tokens, -1, DIM)
+
+
+class Placed(Copied):
+    """One compiled kernel for Q, K and V."""
+
+    def fused(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._compiled.norm_turn_place(q, k, v, self._inputs, self._ranks)
 
 
 class Runner:
@@ -222,18 +243,26 @@ def run(rank: Rank) -> None:
             rank.say(f"{name}: {float(apart):.1e} of the block's norm away from one device's result")
         alone = rank.graph_us(runner.moves(exchanged, "o"))
         rank.say(f"exchange alone, in a graph: {alone} us")
-        for name, order in (("plain", runner.plain), ("overlapped", runner.overlapped)):
-            ways = [lambda order=order, mover=mover: order(mover) for mover in (exchanged, copied)]
-            eager, local = taking_turns(rank, ways, 1)
-            rank.say(f"{name}, eager: block {eager:.0f} us, with local copies {local:.0f}, exposed {eager - local:.0f}")
+        apart, placed = Apart(near, far, compiled, inputs), Placed(compiled, inputs, rank.num_ranks)
+        ways_of: tuple[tuple[str, Callable[[Mover], torch.Tensor], dict[str, Mover]], ...] = (
+            ("plain", runner.plain, {"exchanged": exchanged, "apart": apart, "copied": copied, "placed": placed}),
+            ("overlapped", runner.overlapped, {"exchanged": exchanged, "copied": copied}),
+        )
+        for name, run_block, movers in ways_of:
+            ways = [partial(run_block, mover) for mover in movers.values()]
+            rank.say(f"{name}, eager: " + _row(movers, taking_turns(rank, ways, 1), alone))
             graphs = [recorded(way, CALLS_A_GRAPH) for way in ways]
-            block_us, local_us = taking_turns(rank, graphs, CALLS_A_GRAPH)
-            rank.say(
-                f"{name}, graph: block {block_us:.0f} us, with local copies {local_us:.0f}, exposed {block_us - local_us:.0f}"
-                f" = {(block_us - local_us) / alone:.0%} of the exchange alone"
-            )
+            rank.say(f"{name}, graph: " + _row(movers, taking_turns(rank, graphs, CALLS_A_GRAPH), alone))
         near.check()
         far.check()
+
+
+def _row(names: Iterable[str], times: Sequence[float], alone: float) -> str:
+    """Block times, and what is exposed against each way without an exchange."""
+    block = dict(zip(names, times, strict=True))
+    exposed = {name: block["exchanged"] - time for name, time in block.items() if name in ("copied", "placed")}
+    shares = ", ".join(f"{us:+.0f} us against {name} ({us / alone:+.0%} of alone)" for name, us in exposed.items())
+    return ", ".join(f"{name} {time:.0f} us" for name, time in block.items()) + f"; exposed {shares}"
 
 
 def main() -> int:

@@ -93,7 +93,7 @@ class Compiled:
             return torch.compile(function, dynamic=False)
 
         self._modulated, self._normed_turned = compiled(_modulated), compiled(_norm_turned)
-        self._both, self._parts = compiled(_both), compiled(_parts)
+        self._both, self._parts, self._placed = compiled(_both), compiled(_parts), compiled(_placed)
         self._gated, self._gated_normed = compiled(_gated), compiled(_gated_normed)
         self._gelu, self._row_norm = compiled(_gelu), compiled(_row_norm)
 
@@ -106,6 +106,13 @@ class Compiled:
         """[1, s, H, D] twice, contiguous."""
         q, k = self._both(q, k, inputs.q_weight, inputs.k_weight, _angles(inputs))
         return q, k
+
+    def norm_turn_place(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, inputs: Inputs, num_ranks: int
+    ) -> tuple[torch.Tensor, ...]:
+        """[1, s, H, D] three times → [1, S, h, D], all of them from this rank."""
+        out: tuple[torch.Tensor, ...] = self._placed(q, k, v, inputs.q_weight, inputs.k_weight, _angles(inputs), num_ranks)
+        return out
 
     def norm_turn_keys(self, k: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[1, s, H, D]."""
@@ -171,6 +178,20 @@ def _both(
     q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, angles: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _norm_turned(q, q_weight, angles), _norm_turned(k, k_weight, angles)
+
+
+def _placed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    angles: torch.Tensor,
+    num_ranks: int,
+) -> tuple[torch.Tensor, ...]:
+    shape = (q.shape[1], num_ranks, HEADS // num_ranks, DIM)
+    turned = (_norm_turned(q, q_weight, angles), _norm_turned(k, k_weight, angles), v)
+    return tuple(x.reshape(shape).transpose(0, 1).reshape(1, -1, *shape[2:]).contiguous() for x in turned)
 
 
 def _parts(q: torch.Tensor, weight: torch.Tensor, angles: torch.Tensor, num_ranks: int) -> tuple[torch.Tensor, torch.Tensor]:

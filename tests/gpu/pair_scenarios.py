@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ithaka.workers.families.base import Controls, StepInput
-from ithaka.workers.families.wan.family import load
 from ithaka.workers.i420 import rgb_to_i420
 from tests.gpu.fused_checks import check_fused_cases, check_fused_graphs
 from tests.process.ulysses_scenarios import RankContext
@@ -49,6 +48,9 @@ def fused(context: RankContext) -> dict[str, Any]:
 
 def world(context: RankContext) -> dict[str, Any]:
     """A walk on the ranks' GPUs against the same on the CPU of rank 0: how far apart pictures are."""
+    import ithaka.workers.families.wan.family  # noqa: F401 - brings packages that look for a device: not before the fork
+
+    context.say("imported")
     device = torch.device("cuda", context.rank)
     torch.cuda.set_device(device)
     if context.num_ranks == 1:
@@ -59,6 +61,7 @@ def world(context: RankContext) -> dict[str, Any]:
             communicator.check()
     if context.rank:
         return {"frames": len(made)}
+    context.say("walked")
     wanted = _walk(torch.device("cpu"), 0, 1, None, "float32")
     apart = [(got.int() - frame.int()).abs() for got, frame in zip(made, wanted, strict=True)]
     return {"furthest": [int(x.max()) for x in apart], "mean": max(float(x.float().mean()) for x in apart)}
@@ -66,6 +69,8 @@ def world(context: RankContext) -> dict[str, Any]:
 
 def _walk(device: torch.device, rank: int, num_ranks: int, communicator: Any, dtype: str) -> list[torch.Tensor]:
     """I420 on the CPU on rank 0, nothing elsewhere."""
+    from ithaka.workers.families.wan.family import load
+
     family = load(
         model="labyrinth",
         options={"dtype": dtype},
