@@ -10,6 +10,7 @@ import torch
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.comm_ext.ulysses.cuda_calibration import Launch
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
+from tests.fused_cases import Case, draw, furthest
 from tests.gpu.fused_checks import check_fused_cases, check_fused_graphs
 from tests.gpu.loopback import Threads, on_every_rank, only
 from tests.gpu.test_ulysses_loopback import holding_back
@@ -51,5 +52,21 @@ def test_a_head_dim_that_is_not_served_is_refused_and_the_group_goes_on() -> Non
             communicator.fused_qk_norm_rope_scatter(x, x, x, norm=None, rope=None)
         assert caught.value.code is UlyssesErrorCode.BAD_ARGUMENT
         assert communicator.scatter_qkv(x, x, x)[0].shape == (1, 16, 2, 80)
+
+    on_every_rank(2, body)
+
+
+def test_a_compiled_function_calls_it_in_one_graph() -> None:
+    case = Case((40, 40), (3, 3), (3, 3), 128, torch.bfloat16, "row", "interleaved")
+
+    def body(communicator: UlyssesCommunicator) -> None:
+        drawn = draw(case, communicator.rank, communicator.device, 0)
+        norm, rope = drawn.transform.norm, drawn.transform.rope
+
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return communicator.fused_qk_norm_rope_scatter(q, k, v, norm=norm, rope=rope)
+
+        received = torch.compile(call, fullgraph=True, backend="eager")(*drawn.qkv)
+        assert max(furthest(got, wanted) for got, wanted in zip(received, drawn.wanted, strict=True)) <= 1
 
     on_every_rank(2, body)
