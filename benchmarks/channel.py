@@ -62,8 +62,8 @@ def footprint(device: int) -> tuple[int, int, int]:
     return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")), torch.cuda.mem_get_info(device)[0]
 
 
-def consume(fds: list[Any], device: int, results: Connection) -> None:
-    """Take until the end; sends publish → may read in µs and the time of each arrival in ns, and footprints by and by."""
+def consume(fds: list[Any], device: int, results: Connection, spins: bool) -> None:
+    """Take until the end, asleep or awake in between; sends publish → may read in µs and the time of each arrival in ns, and footprints by and by."""
     torch.cuda.set_device(device)
     consumer = open_consumer([fd.detach() for fd in fds], 0, device)
     latencies_us: list[float] = []
@@ -74,7 +74,8 @@ def consume(fds: list[Any], device: int, results: Connection) -> None:
         while True:
             delivery = consumer.take()
             if delivery is None:
-                wait(consumer.ready_fd())
+                if not spins:
+                    wait(consumer.ready_fd())
                 continue
             now_ns = time.monotonic_ns()
             latencies_us.append((now_ns - int.from_bytes(delivery.message.header[:8], "little")) / 1000)
@@ -90,12 +91,12 @@ def consume(fds: list[Any], device: int, results: Connection) -> None:
 class Consumer:
     """A consumer in a process of its own, of a channel that this process owns."""
 
-    def __init__(self, device: int, num_slots: int, slot_bytes: int) -> None:
+    def __init__(self, device: int, num_slots: int, slot_bytes: int, *, spins: bool = False) -> None:
         self.channel = HostChannel.create(1, num_slots, slot_bytes, 1, on_device=True)
         context = multiprocessing.get_context("spawn")
         self._ours, theirs = context.Pipe()
         fds = [reduction.DupFd(fd) for fd in self.channel.describe()]
-        self._process = context.Process(target=consume, args=(fds, device, theirs))
+        self._process = context.Process(target=consume, args=(fds, device, theirs, spins))
         self._process.start()
         assert self._ours.recv() == "ready"
         self.producer = open_producer([os.dup(fd) for fd in self.channel.describe()], 0)
@@ -121,9 +122,9 @@ def spread_us(latencies_us: list[float]) -> dict[str, float | str]:
     return {"p50_us": round(float(p50), 1), "p99_us": round(float(p99), 1), "messages": len(warm)}
 
 
-def latency(device: int, seconds: float, *, is_complete: bool) -> Row:
+def latency(device: int, seconds: float, *, is_complete: bool, spins: bool = False) -> Row:
     """Small messages one at a time; their data complete at publish, or still being written."""
-    consumer = Consumer(device, 4, SMALL_BYTES)
+    consumer = Consumer(device, 4, SMALL_BYTES, spins=spins)
     stream = torch.cuda.Stream(0)  # type: ignore[no-untyped-call]
     number = 0
     started = time.perf_counter()
@@ -137,7 +138,8 @@ def latency(device: int, seconds: float, *, is_complete: bool) -> Row:
         publish(consumer.producer, slot, SMALL_BYTES, stream.cuda_stream)
         number += 1
     state = "complete at publish" if is_complete else "being written at publish"
-    return Row(f"1 MB, device 0 → {device}, {state}: publish → may read", spread_us(consumer.finish()[0]))
+    consumer_state = ", consumer awake" if spins else ""
+    return Row(f"1 MB, device 0 → {device}, {state}{consumer_state}: publish → may read", spread_us(consumer.finish()[0]))
 
 
 def sustained(device: int, seconds: float, peer_copy_gbps: float) -> Row:
@@ -297,6 +299,7 @@ def device_rows(seconds: float, num_messages: int) -> list[Callable[[], list[Row
     return [
         lambda: [Row(f"peer copy of 64 MB by torch, device 0 → {device}", {"gbps": round(peer_copy_gbps, 1)})],
         lambda: [latency(device, seconds, is_complete=True)],
+        lambda: [latency(device, seconds, is_complete=True, spins=True)],
         lambda: [latency(device, seconds, is_complete=False)],
         lambda: [sustained(device, seconds, peer_copy_gbps)],
         lambda: [same_device(seconds)],
@@ -334,7 +337,7 @@ def main() -> None:
     for measure in measures:
         for row in measure():
             rows.append(row)
-            print(f"{row.name:70} " + "  ".join(f"{name} {value}" for name, value in row.values.items()), flush=True)
+            print(f"{row.name:84} " + "  ".join(f"{name} {value}" for name, value in row.values.items()), flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 

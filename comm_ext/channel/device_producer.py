@@ -31,6 +31,8 @@ class DeviceProducer:
         self._keeper = Keeper(memory, control)
         self._claimed: dict[int, tuple[DeviceSlot, Slot]] = {}
         self._num_submitted = 0
+        self._pending: dict[int, int] = {}
+        self._cancelled: set[int] = set()
         self._completions = Completions(runtime, memory.device, "channel-publish", self._fail)
         self._fault: ChannelError | None = None
         self._lock = threading.RLock()
@@ -72,13 +74,16 @@ class DeviceProducer:
                 )
             claimed = found[1]
             self._messages.prepare(claimed, message)
+            number = self._num_submitted + 1
+            self._pending[number] = message.stream
             try:
-                self._completions.follow(stream, functools.partial(self._hand_over, claimed))
+                self._completions.follow(stream, functools.partial(self._hand_over, claimed, number))
             except DeviceError as error:
+                self._pending.pop(number, None)
                 raise DeviceError(f"channel {self.channel_id}, slot {slot.index}: {message.tensors}: {error}") from error
             del self._claimed[slot.index]
-            self._num_submitted += 1
-            return self._num_submitted
+            self._num_submitted = number
+            return number
 
     @property
     def num_free(self) -> int:
@@ -91,13 +96,14 @@ class DeviceProducer:
         return self._completions.num_waiting
 
     def discard(self, stream: int) -> None:
-        """Cancel what was handed over of the session ``stream`` and not taken yet. Raises ChannelClosedError.
+        """Cancel what was published of the session ``stream``, whether or not its data is complete, and not taken yet.
 
-        What still waits for its data is cancelled when it is published.
+        Raises ChannelClosedError.
         """
         with self._lock:
             self._check_open()
-            self._completions.follow_all(lambda: self._messages.discard(stream))
+            self._cancelled.update(number for number, of_stream in self._pending.items() if of_stream == stream)
+            self._messages.discard(stream)
 
     def num_dropped(self, consumer: int) -> int:
         """See ``base.Producer``. Raises ChannelClosedError, ChannelError for an unknown consumer."""
@@ -120,8 +126,12 @@ class DeviceProducer:
             self._completions.follow_all(self._leave)
             self._completions.close()
 
-    def _hand_over(self, claimed: Slot) -> None:
-        self._messages.hand_over(claimed)
+    def _hand_over(self, claimed: Slot, number: int) -> None:
+        with self._lock:
+            self._pending.pop(number)
+            is_cancelled = number in self._cancelled
+            self._cancelled.discard(number)
+            self._messages.hand_over(claimed, is_discarded=is_cancelled)
 
     def _leave(self) -> None:
         self._messages.close()

@@ -176,7 +176,7 @@ class HostProducer:
         with self._lock:
             if self._is_closed:
                 raise ChannelClosedError(
-                    f"channel {self.channel_id}, slot {slot.index}: {message.tensors} can't be published: this producer is closed"
+                    f"channel {self.channel_id}, slot {slot.index}: this producer is closed, {message.tensors} not sent"
                 )
             if self._claimed.get(slot.index) is not slot:
                 raise SlotStateError(
@@ -184,11 +184,11 @@ class HostProducer:
                 )
             self._arena.write_record(slot.index, encode_record(self._geometry, slot.index, message))
 
-    def hand_over(self, slot: Slot) -> int:
-        """The second half, for a slot that was prepared. Raises ChannelClosedError."""
+    def hand_over(self, slot: Slot, *, is_discarded: bool = False) -> int:
+        """The second half, for a slot that was prepared; ``is_discarded``: it was cancelled. Raises ChannelClosedError."""
         with self._lock:
             self._check_open()
-            sequence = self._ring.publish(slot.index)
+            sequence = self._ring.publish(slot.index, is_discarded=is_discarded)
             del self._claimed[slot.index]
             let_go(slot.data)
             wake(self._descriptors.ready)

@@ -51,10 +51,11 @@ class ProducerRing:
         self._claimed.add(slot)
         return slot
 
-    def publish(self, slot: int) -> int:
+    def publish(self, slot: int, *, is_discarded: bool = False) -> int:
         """Hand a claimed slot, whose bytes and record are written, to every consumer; returns its sequence.
 
-        Raises SlotStateError for a slot that is not claimed, ChannelClosedError.
+        With ``is_discarded`` it takes its turn and is never given to anybody. Raises SlotStateError for a slot that is not
+        claimed, ChannelClosedError.
         """
         if slot not in self._claimed:
             raise SlotStateError(f"channel {self._geometry.channel_id}: slot {slot} was not claimed")
@@ -62,6 +63,8 @@ class ProducerRing:
         sequence = self._words[WORD_PUBLISHED] + 1
         self._words[self._geometry.holds_word(slot)] = sequence
         self._words[self._geometry.queue_word(sequence)] = slot
+        if is_discarded:
+            self._words[self._geometry.discarded_word(slot)] = sequence
         self._fence()
         self._words[WORD_PUBLISHED] = sequence
         self._claimed.discard(slot)

@@ -31,8 +31,16 @@ def test_scenario(scenario: Callable[[Stage], None], stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [BOTH_DEVICES], indirect=True)
-def test_three_consumers_on_two_devices(stage: Stage) -> None:
-    channel_scenarios.three_consumers_at_different_speeds(stage)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        channel_scenarios.three_consumers_at_different_speeds,
+        channel_scenarios.two_consumers_in_one_process_share_what_is_mapped,
+    ],
+    ids=lambda scenario: scenario.__name__,
+)
+def test_consumers_on_two_devices(scenario: Callable[[Stage], None], stage: Stage) -> None:
+    scenario(stage)
 
 
 @pytest.mark.parametrize("stage", [SAME_DEVICE, OTHER_DEVICE], indirect=True)

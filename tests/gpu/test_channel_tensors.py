@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import select
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -46,8 +48,8 @@ def fds(channel: HostChannel) -> list[int]:
     return [os.dup(fd) for fd in channel.describe()]
 
 
-def pair(stack: contextlib.ExitStack, device: int) -> tuple[DeviceProducer, DeviceConsumer]:
-    channel = create(stack)
+def pair(stack: contextlib.ExitStack, device: int, num_slots: int = 3) -> tuple[DeviceProducer, DeviceConsumer]:
+    channel = create(stack, num_slots=num_slots)
     producer = stack.enter_context(contextlib.closing(open_producer(fds(channel), 0)))
     return producer, stack.enter_context(contextlib.closing(open_consumer(fds(channel), 0, device)))
 
@@ -157,6 +159,61 @@ def test_device_memory_is_flat_over_channels_of_one_process() -> None:
         cycle(number % len(DEVICES))
     after = [torch.cuda.mem_get_info(device)[0] for device in DEVICES], len(os.listdir("/proc/self/fd"))
     assert after == before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("order", list(itertools.permutations(("producer", "consumer", "owner"))), ids=" ".join)
+def test_close_in_every_order_frees_the_device(order: tuple[str, ...], device: int) -> None:
+    def cycle() -> None:
+        with contextlib.ExitStack() as stack:
+            channel = create(stack)
+            producer, consumer = open_producer(fds(channel), 0), open_consumer(fds(channel), 0, device)
+            for _ in range(2):
+                send(producer, some_tensors(1, 0))
+            held = receive(consumer)
+            close = {"producer": producer.close, "consumer": consumer.close, "owner": channel.close}
+            for name in order:
+                close[name]()
+            del held, producer, consumer, close
+        gc.collect()
+
+    cycle()
+    free = [torch.cuda.mem_get_info(index)[0] for index in DEVICES]
+    cycle()
+    # A producer that was closed first lets its arena go from a thread, when the consumer has closed.
+    wait_until(lambda: [torch.cuda.mem_get_info(index)[0] for index in DEVICES] == free)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    tick = threading.Event()
+    for _ in range(2000):
+        if is_so():
+            return
+        tick.wait(0.005)
+    raise AssertionError("it never came to be")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_interleaved_sessions_keep_their_order_and_a_cancelled_one_is_gone(stack: contextlib.ExitStack, device: int) -> None:
+    producer, consumer = pair(stack, device, num_slots=6)
+    stream = torch.cuda.Stream(0)  # type: ignore[no-untyped-call]
+    seen: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    for turn in range(10):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(200_000)  # type: ignore[no-untyped-call]
+            for session in (1, 2, 3):
+                slot = producer.claim()
+                assert slot is not None
+                layouts = tensors.write(slot, [torch.full((3,), turn, device="cuda:0")])
+                producer.publish(slot, ChannelMessage(b"", layouts, session), stream.cuda_stream)
+        if turn == 4:
+            producer.discard(2)
+        for _ in range(2 if turn == 4 else 3):
+            delivery = receive(consumer)
+            seen[delivery.message.stream].append(int(tensors.read(delivery)[0][0]))
+            consumer.release(delivery)
+        wait_until(lambda: consumer.take() is None and producer.num_free == 6)
+    assert seen == {1: list(range(10)), 2: [turn for turn in range(10) if turn != 4], 3: list(range(10))}
 
 
 def test_layouts_beyond_the_slot_are_refused(stack: contextlib.ExitStack) -> None:

@@ -210,6 +210,20 @@ def sides_close_in_every_order_between_processes(stage: Stage) -> None:
             peer.leave()
 
 
+def two_consumers_in_one_process_share_what_is_mapped(stage: Stage) -> None:
+    channel = stage.create(num_consumers=2)
+    producer = stage.start("producer")
+    first, second = stage.consumer(0), stage.consumer(1)
+    assert producer.ask("stream 1 2") == "streamed"
+    assert [stage.take_number(first), stage.take_number(second)] == [1, 1]
+    first.close()
+    assert stage.take_number(second) == 2
+    assert producer.ask("stream 3 3") == "streamed"
+    producer.kill()
+    channel.close_producer()
+    assert take_all(stage.memory, second) == [(3, 3)]
+
+
 def a_producer_killed_in_full_flight_is_succeeded(stage: Stage) -> None:
     """Only host memory outlives its writer."""
     channel = stage.create()
@@ -263,4 +277,5 @@ ON_ANY_MEMORY = (
     a_consumer_killed_in_full_flight_is_succeeded_without_a_gap,
     a_producer_that_ends_without_a_word_ends_take,
     sides_close_in_every_order_between_processes,
+    two_consumers_in_one_process_share_what_is_mapped,
 )

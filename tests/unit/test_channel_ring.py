@@ -134,6 +134,14 @@ class RingMachine(RuleBasedStateMachine):
         self.claimed.remove(slot)
         self.count_published(slot)
 
+    @precondition(lambda self: self.claimed and not self.is_refused)
+    @rule(data=st.data())
+    def publish_discarded(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(self.claimed))
+        self.discarded.add(self.producer.publish(slot, is_discarded=True))
+        self.claimed.remove(slot)
+        self.count_published(slot)
+
     @rule(slot=st.integers(-1, 5))
     def publish_unclaimed(self, slot: int) -> None:
         if slot not in self.claimed:
