@@ -43,6 +43,8 @@ def serve_rank(control: ChildSocket, configure: ConfigureRank, fds: list[int], n
 
     try:
         device = pick_device(configure.device, configure.placement.device_index, configure.placement.num_devices)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # streams and events that name none are this one's; no other gets a context
         serve = serve_stage if configure.placement.stage in STAGES_APART else _serve_model
         serve(control, configure, fds, device, pulse, faults, announce)
         return 0
