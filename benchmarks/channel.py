@@ -63,7 +63,7 @@ def footprint(device: int) -> tuple[int, int, int]:
 
 
 def consume(fds: list[Any], device: int, results: Connection, spins: bool) -> None:
-    """Take until the end, asleep or awake in between; sends publish → may read in µs and the time of each arrival in ns, and footprints by and by."""
+    """Take until the end, asleep or awake in between; sends publish → may read in µs, arrivals in ns, and footprints."""
     torch.cuda.set_device(device)
     consumer = open_consumer([fd.detach() for fd in fds], 0, device)
     latencies_us: list[float] = []
