@@ -13,10 +13,14 @@ WEB_READY := clients/web/node_modules/.ready
 AIPERF_VENV ?= .venv-aiperf
 AIPERF_READY := $(AIPERF_VENV)/.ready
 
+NVCC_READY := build/nvcc/.ready
+# All of one minor version; any newer one that agrees with itself will do.
+NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
+
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
 LOCK_FLAGS := --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock"
 
-.PHONY: help serve test check format soak bench page lock clean
+.PHONY: help serve test test-gpu check format soak bench page lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,11 +33,16 @@ test: $(DEV_READY) $(WEB_READY) $(AIPERF_READY)  ## Everything that can be teste
 	@$(BIN)/pytest $(PYTEST_ARGS)
 	@cd clients/web && npm test --silent
 
-check: $(DEV_READY) $(WEB_READY)  ## Format, lint, types, import directions
+check: $(DEV_READY) $(WEB_READY) $(NVCC_READY)  ## Format, lint, types, import directions, and the kernels compile
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@CUDA_HOME=$(CURDIR)/build/nvcc/nvidia/cu13 $(BIN)/python -m ithaka.comm_ext.build --check >/dev/null
 	@cd clients/web && npm run --silent check
+
+test-gpu: $(DEV_READY)  ## What needs CUDA devices: one is enough for most, two for all; the engine is built for them first
+	@$(BIN)/python -m ithaka.comm_ext.build >/dev/null
+	@$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
 
 format: $(DEV_READY)  ## Format and fix what can be fixed
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
@@ -77,6 +86,11 @@ $(AIPERF_READY): clients/aiperf/requirements.lock clients/aiperf/pyproject.toml 
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(AIPERF_VENV)
 	@$(BIN)/uv pip install --quiet --python $(AIPERF_VENV)/bin/python --require-hashes -r clients/aiperf/requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(AIPERF_VENV)/bin/python --no-deps -e clients/python -e clients/aiperf
+	@touch $@
+
+$(NVCC_READY): | $(BIN)/uv
+	@echo "Fetching nvcc from PyPI into build/nvcc, for the check that the kernels compile …"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target build/nvcc $(NVCC_WHEELS) || { echo "The kernels can't be checked without nvcc: it comes from PyPI for Linux on x86-64 and arm64."; exit 1; }
 	@touch $@
 
 $(WEB_READY): clients/web/package-lock.json

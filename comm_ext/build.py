@@ -14,13 +14,26 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "csrc"
+CHECKED_ARCHITECTURE = 90
 WANTED_ARCHITECTURES = (80, 90, 100, 120)
 _MAIN_SOURCE = "ulysses.cu"
+# What a compiler is made of, any of these files each, and the wheel that brings it.
+_PARTS = {
+    ("bin/nvcc",): "nvidia-cuda-nvcc",
+    (
+        "include/crt/host_config.h",
+        "targets/x86_64-linux/include/crt/host_config.h",
+        "targets/sbsa-linux/include/crt/host_config.h",
+    ): "nvidia-cuda-crt",
+    ("nvvm/bin/cicc",): "nvidia-nvvm",
+    ("include/cuda_runtime.h",): "nvidia-cuda-runtime",
+    ("include/cccl", "include/cuda/std", "targets/x86_64-linux/include/cccl"): "nvidia-cuda-cccl",
+}
 
 
 class BuildError(RuntimeError):
@@ -63,13 +76,29 @@ def find_compiler() -> Compiler:
         answer = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
         release = re.search(r"release (\d+\.\d+)", answer.stdout)
         if release:
+            _raise_if_incomplete(home, release.group(1))
             folders = tuple(home / name for name in ("lib64", "lib") if (home / name).is_dir())
             return Compiler(nvcc, folders, release.group(1))
     raise BuildError(
-        "no nvcc found. Install the CUDA toolkit and set CUDA_HOME, or install the compiler's wheels, all of one version:\n"
-        "  pip install 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' "
-        "'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'"
+        f"no nvcc found. Install the CUDA toolkit and set CUDA_HOME, or install the compiler's wheels, all of one version:\n"
+        f"  {_install(_PARTS.values(), '13.0')}"
     )
+
+
+def _raise_if_incomplete(home: Path, release: str) -> None:
+    """The wheels are installed one by one, and nvcc's own words about what it lacks are dark."""
+    missing = [wheel for part, wheel in _PARTS.items() if not any((home / place).exists() for place in part)]
+    if missing:
+        raise BuildError(
+            f"the nvcc {release} in {home} lacks parts of itself; install them, all of its version:\n"
+            f"  {_install(missing, release)}"
+        )
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        raise BuildError("nvcc needs a C++ compiler for the host: on Debian and Ubuntu apt-get install g++")
+
+
+def _install(wheels: Iterable[str], release: str) -> str:
+    return "pip install " + " ".join(f"'{wheel}=={release}.*'" for wheel in wheels)
 
 
 def supported_architectures(compiler: Compiler) -> tuple[int, ...]:
@@ -137,9 +166,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compile for one architecture only, to see that it compiles")
     parser.add_argument("--verbose", action="store_true", help="show the compiler's report of registers and stack")
     options = parser.parse_args(arguments)
-    architectures = options.arch or ([90] if options.check else None)
+    architectures = options.arch or ([CHECKED_ARCHITECTURE] if options.check else None)
     try:
-        path = build(architectures, verbose=options.verbose)
+        # A checked build is not for use: where the device is of another kind, it would hide that there is none for it.
+        path = build(architectures, defines=("ITHAKA_CHECK=1",) if options.check else (), verbose=options.verbose)
     except BuildError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -166,7 +166,7 @@ def join_devices(
         seat,
         share.arena,
         max_bytes=facts["max_bytes"],
-        backend="copy_engine" if link == "pcie" else facts["backend"],  # a kernel's stores over PCIe are many times slower
+        backend="copy_engine" if (facts["backend"], link) == ("auto", "pcie") else facts["backend"],  # stores crawl over PCIe
         link=link,
         calibration=table_of_launches,
     )
