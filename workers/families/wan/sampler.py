@@ -116,6 +116,7 @@ class FrameSampler:
 
         ``latents`` [B, F, S, C] clean, ``controls`` [B, F, 3]; frame f was reached by row f.
         """
+        latents = latents.to(self._device, self._dtype)
         for index in range(latents.shape[1]):
             self._write_finished(stream)
             self._finish(stream, latents[:, index, self._share], self._told(stream, controls[:, index]))
