@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from ithaka.comm_ext.channel import layout, progress, ring
+from ithaka.comm_ext.channel import fence, layout, progress, ring
 from ithaka.comm_ext.channel.base import ChannelClosedError, ChannelError, SlotStateError
 from ithaka.comm_ext.channel.layout import WORD_PUBLISHED, Geometry
 
@@ -273,7 +273,7 @@ class RingMachine(RuleBasedStateMachine):
 
 
 def test_every_order_of_calls_agrees_with_the_model() -> None:
-    run_state_machine_as_test(RingMachine, settings=settings(max_examples=250, stateful_step_count=60, deadline=None))
+    run_state_machine_as_test(RingMachine, settings=settings(max_examples=200, stateful_step_count=60, deadline=None))
 
 
 @pytest.mark.parametrize("index", [-1, 2, 99])
@@ -314,3 +314,9 @@ def test_words_of_one_channel_do_not_overlap() -> None:
     ]
     assert sorted(words) == list(range(10, geometry.num_words))
     assert geometry.queue_word(4) == geometry.queue_word(1)
+
+
+def test_only_a_full_fence_takes_its_lock_on_every_machine() -> None:
+    assert fence.make_fence("x86_64") is fence.make_fence("AMD64")
+    for machine in ("x86_64", "AMD64", "aarch64"):
+        assert fence.make_fence(machine, is_full=True) is not fence.make_fence("x86_64")
