@@ -52,7 +52,11 @@ async def numbers_of(session: Session) -> list[int]:
 
 
 async def test_models_are_described(client: Client) -> None:
-    numbers, chunks, _ = await client.models()
+    # The daemon is ready with the first of them; a session tells that its model is.
+    async with await client.create_session("chunks") as chunks_session, await client.create_session("numbers") as session:
+        await chunks_session.connect()
+        await session.connect()
+        numbers, chunks, _ = await client.models()
     assert (numbers.name, numbers.state, numbers.width, numbers.height, numbers.fps) == ("numbers", "ready", 192, 128, 30)
     assert chunks.raw["chunk_frames"] == 4 and "KeyW" in numbers.controls and numbers.takes_prompt
 

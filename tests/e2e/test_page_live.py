@@ -99,6 +99,18 @@ def test_a_browser_without_h264_plays_in_vp8_and_still_knows_its_frames(chromium
         watched.stop()
 
 
+def test_who_does_not_want_webrtc_does_not_get_it(chromium: Browser, daemon: RunningDaemon) -> None:
+    with opened(chromium, f"{daemon.url}/#token={KEY}", before="window.RTCPeerConnection = undefined;") as watched:
+        watched.page.get_by_role("combobox", name="Frames").select_option("live-websocket")
+        watched.start("numbers")
+        carrier = watched.page.locator("#carrier")
+        expect(carrier).to_have_text("WebSocket")
+        expect(carrier).to_have_attribute("title", "")
+        watched.await_number("shown", 10)
+        assert watched.barcode(*SIZE).number >= 10
+        assert watched.stop().startswith("Live: ")
+
+
 def test_where_webrtc_finds_no_way_the_page_says_so_and_goes_on(chromium: Browser, tmp_path: Path) -> None:
     with running_daemon(tmp_path, NOWHERE) as nowhere, opened(chromium, nowhere.url) as watched:
         choose_live(watched)

@@ -60,6 +60,8 @@ export interface LiveOptions {
   };
   /** How long WebRTC may take. */
   readonly webRtcTimeoutMs?: number;
+  /** "websocket" does not try WebRTC. */
+  readonly carrier?: LiveCarrier;
 }
 
 export interface WatchOptions {
@@ -76,7 +78,7 @@ export interface WatchOptions {
 type Role = "controller" | "viewer";
 /** What opening a session needs of the wishes, whoever it is for. */
 type Shown = Pick<CreateOptions, "canvas" | "events" | "pacing" | "connectTimeoutMs" | "resumeTimeoutMs">;
-type LiveShown = Pick<LiveOptions, "video" | "canvas" | "events" | "webRtcTimeoutMs">;
+type LiveShown = Pick<LiveOptions, "video" | "canvas" | "events" | "webRtcTimeoutMs" | "carrier">;
 
 const TIMEOUT_MS = 10_000;
 const CONNECT_TIMEOUT_MS = 360_000;
@@ -142,6 +144,11 @@ export class Client {
   ): Promise<Session | LiveVideo> {
     const { events } = options;
     const info = readSession(answer);
+    if (options.carrier === "websocket") {
+      requireWebCodecs();
+      events.carrier?.("websocket", null);
+      return this.open(answer, options, role, true);
+    }
     try {
       const live = await LiveVideo.open({
         info,

@@ -59,6 +59,11 @@ export class Client {
     async openLive(answer, options, role) {
         const { events } = options;
         const info = readSession(answer);
+        if (options.carrier === "websocket") {
+            requireWebCodecs();
+            events.carrier?.("websocket", null);
+            return this.open(answer, options, role, true);
+        }
         try {
             const live = await LiveVideo.open({
                 info,

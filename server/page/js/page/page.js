@@ -130,10 +130,12 @@ class Page {
             seed: Number.isSafeInteger(seed) ? seed : undefined,
             ...(model.takesPrompt ? { prompt: elements.prompt.value } : {}),
         };
-        this.isLive = elements.delivery.value === "live";
+        const delivery = elements.delivery.value;
+        this.isLive = delivery !== "lossless";
         const shown = this.prepare();
         if (this.isLive) {
-            this.session = await this.client.createLiveSession({ ...wish, ...shown });
+            const carrier = delivery === "live-websocket" ? "websocket" : "webrtc";
+            this.session = await this.client.createLiveSession({ ...wish, ...shown, carrier });
         }
         else {
             shown.events.carrier?.("websocket", null);
