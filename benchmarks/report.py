@@ -22,6 +22,7 @@ COMMANDS = (
     ("wire_load", "--sessions", "8"),
     ("labyrinth",),
     ("labyrinth", "--ranks", "2"),
+    ("labyrinth", "--decode-apart"),
     ("ulysses_host",),
     ("channel_host",),
     ("encode",),
