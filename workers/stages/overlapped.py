@@ -110,6 +110,8 @@ class OverlappedOutlet:
     # -- on the decoder's thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        if self._stream is not None:
+            torch.cuda.set_device(self._stream.device)
         while (call := self._calls.get()) is not None:
             try:
                 call()
