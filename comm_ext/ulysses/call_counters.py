@@ -19,7 +19,7 @@ class CallCounters:
     waits: int = 0
     """For peers; one covers all tensors or tags of its call."""
     timeouts: int = 0
-    """Calls that ended because a peer was late."""
+    """1 once the group broke because a peer was late; it breaks only once."""
 
     def count(self, sent_bytes: int, *, waits: int) -> None:
         """One call."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,9 +25,8 @@ _MAX_LANDING_SITES = 4096
 """Kinds of calls with an ``out`` in the arena: a model's ring has one for each place that is written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What makes calls alike, besides shapes and dtypes."""
+class Kind(NamedTuple):
+    """What makes calls alike, besides shapes and dtypes. A tuple, since every call makes and looks up one."""
 
     direction: Direction
     tag: str | None = None
@@ -70,8 +69,8 @@ class CallSites:
         transform: QkTransform | None = None,
     ) -> Sequence[torch.Tensor]:
         """Exchange ``tensors`` together: results in ``outs`` if given, else leases of a tagged kind, else fresh."""
-        self._membership.ensure_sound()
         try:
+            self._membership.ensure_sound()
             if transform is not None:
                 transform.check(*tensors[:2])
             for tensor in tensors:
@@ -101,8 +100,8 @@ class CallSites:
             if self._num_ranks == 1:
                 parts = [band_of_all(count, 1, None, own) for count, own in zip(heads, bands, strict=True)]
                 tensors = tuple(x.narrow(2, *starts, *counts) for x, (starts, counts) in zip(tensors, parts, strict=True))
-                kind = replace(kind, head_splits=None)
-        return self.run(kind if self._num_ranks == 1 else replace(kind, bands=bands), tensors)
+                kind = kind._replace(head_splits=None)
+        return self.run(kind if self._num_ranks == 1 else kind._replace(bands=bands), tensors)
 
     def gather_banded(self, kind: Kind, x: torch.Tensor, band: Band, out: torch.Tensor) -> torch.Tensor:
         """A gather of a part of each rank's heads into their places in ``out``: at once, or by way of a lease."""
@@ -112,12 +111,12 @@ class CallSites:
                 raise UlyssesInputError(UlyssesErrorCode.BAD_SHAPE, "x and out must be [B, S, H, D], of one dtype")
             starts, counts = band_of_all(out.shape[2], self._num_ranks, kind.head_splits, band)
             if self._landings((out,)) is None:
-                wanted = self.plan(replace(kind, head_splits=counts), x.shape, x.dtype).output_shape
+                wanted = self.plan(kind._replace(head_splits=counts), x.shape, x.dtype).output_shape
                 if (*out.shape[:2], out.shape[3]) != (*wanted[:2], wanted[3]):
                     raise UlyssesInputError(UlyssesErrorCode.BAD_SHAPE, f"out must be {list(wanted)} but for its heads")
         if self._landings((out,)) is not None:
-            return self.run(replace(kind, tag=None, bands=(band,)), (x,), (out,))[0]
-        (compact,) = self.run(replace(kind, head_splits=counts), (x,))
+            return self.run(kind._replace(tag=None, bands=(band,)), (x,), (out,))[0]
+        (compact,) = self.run(kind._replace(head_splits=counts), (x,))
         for start, count, at in zip(starts, counts, accumulate(counts, initial=0), strict=False):
             out.narrow(2, start, count).copy_(compact.narrow(2, at, count))
         return out
@@ -125,8 +124,8 @@ class CallSites:
     def send(self, x: torch.Tensor, kind: Kind) -> None:
         """Begin one tagged exchange."""
         assert kind.tag is not None
-        self._membership.ensure_sound()
         try:
+            self._membership.ensure_sound()
             self._refuse_pending(kind.tag)
             if len(self._pending) >= MAX_UNSETTLED:
                 raise UlyssesInputError(
@@ -144,8 +143,8 @@ class CallSites:
 
     def wait(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
         """The results of those that were begun, one wait for all."""
-        self._membership.ensure_sound()
         try:
+            self._membership.ensure_sound()
             if not names or len(set(names)) != len(names) or not all(name in self._pending for name in names):
                 raise UlyssesInputError(
                     UlyssesErrorCode.BAD_TAG, f"wait wants distinct tags under way, got {names}, has {(*self._pending,)}"
@@ -184,6 +183,14 @@ class CallSites:
             all_heads=all_heads,
             replicated=kind.replicated,
         )
+
+    def check(self) -> None:
+        """Raise the group's fault, if there is one."""
+        try:
+            self._membership.check()
+        except UlyssesPeerError as error:
+            self._tell_peers(error)
+            raise
 
     def forget(self, exchange: Exchange[Any]) -> None:
         """Let go of all sites and of the backend; ``exchange`` stands in for it."""
@@ -263,8 +270,8 @@ class CallSites:
     @contextmanager
     def _told(self) -> Iterator[None]:
         """Errors inside are told to the peers."""
-        self._membership.ensure_sound()
         try:
+            self._membership.ensure_sound()
             yield
         except BaseException as error:
             self._tell_peers(error)
@@ -275,6 +282,6 @@ class CallSites:
         if isinstance(error, UlyssesInputError):
             self._membership.refuse(str(error))
         elif isinstance(error, UlyssesPeerError):
-            self.counters.timeouts += error.code is UlyssesErrorCode.PEER_TIMED_OUT
+            self.counters.timeouts = int(error.code is UlyssesErrorCode.PEER_TIMED_OUT)
         elif not isinstance(error, UlyssesError):
             self._membership.abort(f"{type(error).__name__} inside a call: {error}")

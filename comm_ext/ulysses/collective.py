@@ -25,6 +25,7 @@ from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, signature
 from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
 _WATCH_PERIOD_S = 0.02
@@ -221,22 +222,11 @@ def listen() -> socket.socket:
     return listener
 
 
-def open_process_group(
-    port: int,
-    listener: socket.socket | None,
-    rank: int,
-    num_ranks: int,
-    device: torch.device,
-    timeout_s: float,
-    join_timeout_s: float,
-) -> ProcessGroup:
-    """A process group of its own, not torch's default one; NCCL between GPUs, gloo on a host. Raises RuntimeError.
-
-    Rank 0 passes the listener of ``port``, which belongs to the group from then on.
-    """
+def open_store(port: int, listener: socket.socket | None, num_ranks: int, join_timeout_s: float) -> Store:
+    """Where the ranks leave their addresses. Rank 0 passes the listener of ``port``, which is the store's from then on."""
     import torch.distributed as dist
 
-    store = dist.TCPStore(  # type: ignore[attr-defined]
+    store: Store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1",
         port,
         num_ranks,
@@ -245,6 +235,13 @@ def open_process_group(
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
+    return store
+
+
+def open_process_group(store: Store, rank: int, num_ranks: int, device: torch.device, timeout_s: float) -> ProcessGroup:
+    """A process group of its own, not torch's default one; NCCL between GPUs, gloo on a host. Raises RuntimeError."""
+    import torch.distributed as dist
+
     group: Any
     if device.type == "cuda":
         nccl = dist.ProcessGroupNCCL.Options()
@@ -255,12 +252,16 @@ def open_process_group(
         gloo._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
         gloo._timeout = timedelta(seconds=timeout_s)
         group = dist.ProcessGroupGloo(store, rank, num_ranks, gloo)
-    probe = torch.zeros(num_ranks, dtype=torch.uint8, device=device)
-    group.alltoall_base(torch.empty_like(probe), probe, [], []).wait()  # connects
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
     opened: ProcessGroup = group
     return opened
+
+
+def try_out(group: ProcessGroup, num_ranks: int, device: torch.device) -> None:
+    """One transfer, which makes the connections. Raises RuntimeError."""
+    x = torch.zeros(num_ranks, dtype=torch.uint8, device=device)
+    group.alltoall_base(torch.empty_like(x), x, [], []).wait()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _sent_part(plan: ExchangePlan, x: torch.Tensor, peer: int) -> torch.Tensor:

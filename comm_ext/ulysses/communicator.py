@@ -305,7 +305,7 @@ class UlyssesCommunicator:
         """Raise if the group is broken, or a peer's process has ended. Never waits; meant for the end of a step."""
         if self._closed:
             raise _closed_error()
-        self._membership.check()
+        self._calls.check()
 
     def abort(self, reason: str) -> None:
         """Break the group on purpose: every rank's current or next call raises UlyssesPeerError naming this rank."""

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from ithaka.comm_ext.ulysses.alone import Alone
 from ithaka.comm_ext.ulysses.backend import Exchange, Membership
-from ithaka.comm_ext.ulysses.collective import CollectiveExchange, CollectiveMember, listen, open_process_group
+from ithaka.comm_ext.ulysses.collective import (
+    CollectiveExchange,
+    CollectiveMember,
+    listen,
+    open_process_group,
+    open_store,
+    try_out,
+)
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration
 from ithaka.comm_ext.ulysses.cuda_meeting import CardTable
 from ithaka.comm_ext.ulysses.cuda_member import join_devices
@@ -21,6 +29,7 @@ from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
 from ithaka.comm_ext.ulysses.validation import NO_DEVICE_ENGINE, refusal_of
 
 Backend = Literal["auto", "copy_engine", "sm", "nccl", "gloo", "host"]
+T = TypeVar("T")
 _MAX_FAILURE_CHARS = 600
 
 
@@ -88,21 +97,32 @@ def _join_collective(
     timeout_s: float,
     join_timeout_s: float,
 ) -> Joined:
-    """All ranks open one process group, or all raise UlyssesBackendError, with ``reason``: why they need it."""
-    with contextlib.ExitStack() as stack:
-        stack.callback(cards.close)
-        listener = stack.enter_context(listen()) if group.rank == 0 else None
-        port = 0 if listener is None else listener.getsockname()[1]
-        port = cards.share(rendezvous, {"port": port})[0]["port"]
-        opened, failure = None, None
+    """All ranks open one process group, or all raise UlyssesBackendError, with ``reason``: why they need it.
+
+    Step by step, each of them taken by all or by none: a rank that waits for one which has given up would wait long.
+    """
+    rank, num_ranks = group.rank, group.num_ranks
+
+    def together(step: Callable[[], T]) -> T:
+        value, failure = None, None
         try:
-            opened = open_process_group(port, listener, group.rank, group.num_ranks, device, timeout_s, join_timeout_s)
+            value = step()
         except (RuntimeError, ValueError, OSError, AttributeError) as error:  # no such backend, no network, one GPU twice
             failure = f"{name} can't be used: {str(error)[:_MAX_FAILURE_CHARS]}"
-        failures = [card["error"] for card in cards.share(rendezvous, {"error": failure}, timeout_s=join_timeout_s)]
-        if any(failures):
-            text = next(f"rank {rank}: {text}" for rank, text in enumerate(failures) if text)
-            raise UlyssesBackendError(UlyssesErrorCode.BACKEND_UNAVAILABLE, text if reason is None else f"{reason}; and {text}")
-        assert opened is not None
+        for number, card in enumerate(cards.share(rendezvous, {"error": failure}, timeout_s=join_timeout_s)):
+            if card["error"]:
+                text = f"rank {number}: {card['error']}"
+                raise UlyssesBackendError(
+                    UlyssesErrorCode.BACKEND_UNAVAILABLE, text if reason is None else f"{reason}; and {text}"
+                )
+        return value  # type: ignore[return-value]
+
+    with contextlib.closing(cards), contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen()) if rank == 0 else None
+        port = 0 if listener is None else listener.getsockname()[1]
+        port = cards.share(rendezvous, {"port": port})[0]["port"]
+        store = together(lambda: open_store(port, listener, num_ranks, join_timeout_s))
+        opened = together(lambda: open_process_group(store, rank, num_ranks, device, timeout_s))
+        together(lambda: try_out(opened, num_ranks, device))
     member = CollectiveMember(rendezvous, opened, aborts=device.type == "cuda")
     return Joined(member, CollectiveExchange(opened, rendezvous, device, name), name, reason)

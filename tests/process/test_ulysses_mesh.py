@@ -46,3 +46,8 @@ def test_a_rank_lost_by_a_group_over_gloo(pool: RankPool, how: signal.Signals) -
         assert result["code"] == ("ulysses_peer_died" if how is signal.SIGKILL else "ulysses_peer_timed_out")
         assert result["rank"] == 1
         rank.await_end()
+
+
+def test_parts_in_one_graph(pool: RankPool) -> None:
+    ranks = pool.start("compiled_parts", 2)
+    assert [rank.result() for rank in ranks] == [{"equal": 3}] * 2

@@ -103,6 +103,28 @@ def composed(context: RankContext) -> dict[str, Any]:
     return right
 
 
+def compiled_parts(context: RankContext) -> dict[str, Any]:
+    """Uneven shares, fewer key heads and replicated rows in one graph, against the same calls made eagerly."""
+    seq, heads, rows = [3, 2], [4, 2], 2
+    with context.open() as communicator:
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            q, k, v = x[:, :, :6], x[:, :, 6:9], x[:, :, 9:]
+            q, k, v = communicator.scatter_qkv(q, k, v, seq_splits=seq, head_splits=heads, replicated=rows)
+            k, v = (each.repeat_interleave(2, 2) for each in (k, v))
+            mixed = q * k + v
+            back = communicator.gather_heads(mixed, seq_splits=seq, head_splits=heads, replicated=rows)
+            return back * 2
+
+        graph = torch.compile(block, fullgraph=True, backend="aot_eager")
+        equal = 0
+        for seed in range(3):
+            x = torch.cat((torch.split(drawn(seed, 1, sum(seq), 12, 8), seq, 1)[context.rank], drawn(9, 1, rows, 12, 8)), 1)
+            expected = (x[:, :, :6] * x[:, :, 6:9].repeat_interleave(2, 2) + x[:, :, 9:].repeat_interleave(2, 2)) * 2
+            equal += torch.equal(graph(x), expected) and torch.equal(block(x), expected)
+        return {"equal": equal}
+
+
 def collective_loop(context: RankContext) -> dict[str, Any]:
     """Exchanges over gloo until the group breaks; rank 1 pauses after the third."""
     x = torch.ones(1, 2, 2 * context.num_ranks, 4)
@@ -119,4 +141,8 @@ def collective_loop(context: RankContext) -> dict[str, Any]:
     return {}
 
 
-SCENARIOS: dict[str, Callable[[RankContext], dict[str, Any]]] = {"composed": composed, "collective_loop": collective_loop}
+SCENARIOS: dict[str, Callable[[RankContext], dict[str, Any]]] = {
+    "composed": composed,
+    "compiled_parts": compiled_parts,
+    "collective_loop": collective_loop,
+}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.cuda_emulation import EmulatedRank, EmulatedSite, compile_engine, on_every_rank, place
+from tests.unit.cuda_emulation import EmulatedRank, EmulatedSite, on_every_rank, place
 
 from ithaka.comm_ext.ulysses.cuda_calibration import Launch
 from ithaka.comm_ext.ulysses.cuda_faults import DeviceFault, pack, unpack
@@ -19,11 +19,6 @@ from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, balanced_split
 POISON = 0xA5
 LAUNCHES = {"sm": Launch(3, 1, 0.0), "hybrid": Launch(2, 1, 0.5), "copy_engine": Launch(0, 2, 1.0)}
 SEQ, HEADS, DIM = 6, 8, 16
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_engine(tmp_path_factory.mktemp("engine"))
 
 
 def plan_of(direction: Direction, rank: int, num_ranks: int, heads: int = HEADS) -> ExchangePlan:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.unit.cuda_emulation import compile_engine, pretend_devices
+from tests.unit.cuda_emulation import pretend_devices
 from tests.unit.ulysses_loopback import on_every_rank, on_every_seat
 
 from ithaka.comm_ext.ulysses import cuda_member
@@ -26,11 +28,6 @@ def only(launch: Launch) -> Calibration:
 
 
 OPTIONS: dict[str, Any] = {"device": "cuda:0", "calibration": only(LAUNCHES["sm"])}
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_engine(tmp_path_factory.mktemp("engine"))
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +105,7 @@ def test_a_rank_that_stays_away_is_named_on_every_rank() -> None:
                     communicator.scatter_heads(x, tag="t")
                 while True:
                     communicator.check()
+            assert communicator.describe()["timeouts"] == 1
             return caught.value
 
     for fault in on_every_seat(3, body):
@@ -167,6 +165,46 @@ def test_one_rank_without_an_engine_keeps_all_from_joining(monkeypatch: pytest.M
         assert isinstance(outcome, UlyssesBackendError), outcome
         assert "rank 0" in str(outcome)
         assert "python -m ithaka.comm_ext.build" in str(outcome)
+
+
+def test_a_forgotten_communicator_warns_and_lets_go() -> None:
+    def body(seat: RankGroup) -> UlyssesCommunicator:
+        communicator = UlyssesCommunicator(seat, max_bytes=1 << 16, **OPTIONS)
+        communicator.scatter_heads(torch.ones(1, 4, 2, 8), tag="t")
+        return communicator
+
+    gc.collect()
+    before = set(os.listdir("/proc/self/fd"))
+    outcomes = on_every_seat(2, body)
+    assert all(isinstance(each, UlyssesCommunicator) for each in outcomes)
+    assert sum(thread.name == "ulysses-watch" for thread in threading.enumerate()) == 2
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcomes.clear()
+        gc.collect()
+    assert sum(warning.category is ResourceWarning for warning in caught) == 2
+    assert not any(thread.name == "ulysses-watch" for thread in threading.enumerate())
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_it_counts() -> None:
+    def body(communicator: UlyssesCommunicator) -> dict[str, Any]:
+        x = torch.ones(1, 4, 2, 8)
+        communicator.scatter_qkv(x, x, x)
+        for tag in "ab":
+            communicator.scatter_heads_async(x, tag)
+        communicator.wait(("a", "b"))
+        return communicator.describe()
+
+    for described in on_every_rank(2, body, **OPTIONS):
+        assert isinstance(described, dict), described
+        one = 4 * 1 * 8 * 4  # four tokens of the other's head
+        assert {name: described[name] for name in ("exchanges", "sent_bytes", "waits", "timeouts")} == {
+            "exchanges": 3,
+            "sent_bytes": 5 * one,
+            "waits": 2,
+            "timeouts": 0,
+        }
 
 
 def test_tables_that_differ_keep_all_from_joining() -> None:

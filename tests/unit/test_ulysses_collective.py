@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.cuda_emulation import compile_engine, pretend_devices
+from tests.unit.cuda_emulation import pretend_devices
 from tests.unit.ulysses_loopback import numbered, on_every_rank, on_every_seat, own_shard
 
 from ithaka.comm_ext.ulysses import collective, cuda_member, joining
@@ -17,11 +17,6 @@ from ithaka.comm_ext.ulysses.cuda_meeting import obstacle
 from ithaka.comm_ext.ulysses.cuda_topology import link_of
 from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesErrorCode, UlyssesPeerError
 from ithaka.comm_ext.ulysses.group import RankGroup
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_engine(tmp_path_factory.mktemp("engine"))
 
 
 def card(uuid: str, reach: dict[str, list[bool]] | None = None, **changes: Any) -> dict[str, Any]:
@@ -76,13 +71,14 @@ def test_over_pcie_the_copy_engine_does_it_all(monkeypatch: pytest.MonkeyPatch, 
 
 def on_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL's part is played by gloo, on the CPU."""
-    opened, constructed, joined = collective.open_process_group, CollectiveExchange, CollectiveMember
+    opened, tried, constructed, joined = collective.open_process_group, collective.try_out, CollectiveExchange, CollectiveMember
     cpu = torch.device("cpu")
 
-    def open_on_cpu(port: int, listener: Any, rank: int, ranks: int, device: torch.device, *limits: float) -> Any:
-        return opened(port, listener, rank, ranks, cpu, *limits)
+    def open_on_cpu(store: Any, rank: int, ranks: int, device: torch.device, timeout_s: float) -> Any:
+        return opened(store, rank, ranks, cpu, timeout_s)
 
     monkeypatch.setattr(joining, "open_process_group", open_on_cpu)
+    monkeypatch.setattr(joining, "try_out", lambda group, ranks, device: tried(group, ranks, cpu))
     monkeypatch.setattr(
         joining, "CollectiveExchange", lambda group, rendezvous, device, name: constructed(group, rendezvous, cpu, name)
     )
@@ -125,7 +121,7 @@ def test_if_the_fallback_fails_on_one_rank_all_hear_both_reasons(monkeypatch: py
     pretend_devices(monkeypatch, engine)
     monkeypatch.setattr(cuda_member, "find_library", lambda: None)
 
-    def refuse(port: int, listener: Any, rank: int, *arguments: Any) -> Any:
+    def refuse(store: Any, rank: int, *arguments: Any) -> Any:
         if rank == 1:
             raise RuntimeError("duplicate GPU")
         return object()

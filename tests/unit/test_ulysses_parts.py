@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.parts_checks import CHECKS, check_allocation, check_ring
-from tests.unit.cuda_emulation import compile_engine, pretend_devices
+from tests.unit.cuda_emulation import pretend_devices
 from tests.unit.ulysses_loopback import on_every_rank as outcomes_of
 
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
@@ -20,11 +20,6 @@ from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
 
 LAUNCHES = {"sm": Launch(2, 1, 0.0), "hybrid": Launch(1, 1, 0.5), "copy_engine": Launch(0, 1, 1.0)}
 MEGABYTE = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_engine(tmp_path_factory.mktemp("engine"))
 
 
 @pytest.fixture(params=["host", "gloo", *LAUNCHES])
