@@ -115,6 +115,11 @@ class StagesSection(Section):
             raise ValueError(f"verify: it compares with a decode on a device of its own, decode shares {self.decode[0]}")
         return self
 
+    def __str__(self) -> str:
+        """For a human, e.g. ``denoise 0 1, decode 2``."""
+        parts = (("denoise", self.denoise), ("decode", self.decode), ("verify", self.verify))
+        return ", ".join(" ".join((name, *map(str, devices))) for name, devices in parts if devices)
+
     @property
     def is_apart(self) -> bool:
         """Whether decode has a process of its own."""

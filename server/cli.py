@@ -97,7 +97,8 @@ def models(config: ConfigOption = None) -> None:
     table = Table("model", "family", "ranks", "device", "sessions at once", "options", box=None, header_style="bold")
     for model in settings.models:
         options = ", ".join(f"{key}={value}" for key, value in model.options.items()) or "-"
-        table.add_row(model.name, model.family, str(model.ranks), model.device, str(model.max_sessions), options)
+        device = model.device if model.stages is None else f"{model.device}: {model.stages}"
+        table.add_row(model.name, model.family, str(model.ranks), device, str(model.max_sessions), options)
     console = Console()
     console.print(table)
     console.print(f"\nfamilies: {', '.join(family_names())}", highlight=False)

@@ -97,6 +97,8 @@ def _model(config: ServeConfig, name: str, probe: dict[str, object]) -> Finding:
     num_devices = len(devices) if isinstance(devices, list) else 0
     subject = f"model {name}"
     shown = f"{model.family}, {model.ranks} rank{'s' if model.ranks > 1 else ''} on {model.device}"
+    if model.stages is not None:
+        shown = f"{model.family}, {model.stages} on {model.device}"
     needed = model.ranks if model.stages is None else model.stages.num_devices
     if model.device.startswith("cuda") and num_devices < needed:
         remedy = "set `ranks` to as many" if model.stages is None else "lower the numbers in `stages`"

@@ -25,6 +25,11 @@ def test_ranks_follow_from_denoise_and_may_be_repeated() -> None:
     assert section().stages is None and section().ranks == 1
 
 
+def test_stages_are_shown_in_words() -> None:
+    assert str(StagesSection(denoise=(0, 1), decode=(2,))) == "denoise 0 1, decode 2"
+    assert str(StagesSection(denoise=(0,), decode=(1,), verify=(2,))) == "denoise 0, decode 1, verify 2"
+
+
 def test_each_process_learns_its_place() -> None:
     model = section(stages={"denoise": [1, 0], "decode": [4], "verify": [5]})
     takers: tuple[Stage, ...] = ("decode", "verify")
