@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--decoder-seconds", type=float, default=35, help="0 keeps the decoder")
     parser.add_argument("--decoder-share", type=float, default=0.5)
     parser.add_argument("--stage-seconds", type=float, default=75)
-    parser.add_argument("--shares", type=float, nargs="*", default=[0.5, 1.0, 2.0], help="one stage each: push against pull")
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.5], help="one stage each: push against pull")
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--pictures", type=int, default=128, help="pictures per step of the decoder")
     parser.add_argument("--judged", type=int, default=128, help="pictures per step that the critic sees of the transformer")
