@@ -151,8 +151,9 @@ def check_ring(
 ) -> None:
     """Keys and values written straight into rings [layers, batch, heads, tokens, dim], place after place, read late."""
     rank, ranks, at = communicator.rank, communicator.num_ranks, where(communicator, device)
-    layers, places, tokens = 2, 3, 2 * ranks
-    for batch, heads in ((1, (2,) * ranks), (1, balanced_splits(2 * ranks + 1, ranks)), (2, (2,) * ranks)):
+    tokens, even, uneven = 2 * ranks, (2,) * ranks, balanced_splits(2 * ranks + 1, ranks)
+    # With a single place every call writes what the one before wrote, and a slow reader may still be reading.
+    for batch, heads, layers, places in ((1, uneven, 2, 3), (1, even, 1, 1), (1, uneven, 1, 1), (2, even, 1, 1)):
         shape = (layers, batch, heads[rank], places * tokens, 16)
         rings = [communicator.allocate(shape, torch.bfloat16).fill_(0) for _ in range(2)]
         expected = [torch.zeros(shape, dtype=torch.bfloat16, device=at) for _ in range(2)]

@@ -30,14 +30,20 @@ SHIM = Path(__file__).parent / "cuda_on_cpu"
 THREADS_OF_A_BLOCK = 8
 
 
-def compile_engine(folder: Path, threads_of_a_block: int = THREADS_OF_A_BLOCK) -> Path:
+def compile_engine(folder: Path, threads_of_a_block: int = THREADS_OF_A_BLOCK, trial: Sequence[str] = ()) -> Path:
     """The engine for this CPU; blocks of few threads, since each is a thread. Half of a block is a warp."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     assert compiler, "these tests need a C++ compiler"
     target = folder / "engine.so"
     flags = ["-std=c++20", "-O1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC", "-pthread"]
     stand_ins = ['-DUL_INTRINSICS="intrinsics.h"', '-DUL_FUSED_INTRINSICS="fused_intrinsics.h"']
-    defines = [f"-DUL_THREADS={threads_of_a_block}", *stand_ins, f"-I{SHIM}", f"-I{SOURCES}"]
+    defines = [
+        f"-DUL_THREADS={threads_of_a_block}",
+        *stand_ins,
+        *(f"-D{define}" for define in trial),
+        f"-I{SHIM}",
+        f"-I{SOURCES}",
+    ]
     subprocess.run([compiler, *flags, *defines, str(SHIM / "engine.cpp"), "-o", str(target)], check=True)
     return target
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.cuda_emulation import EmulatedRank, EmulatedSite, on_every_rank, place
+from tests.unit.cuda_emulation import EmulatedRank, EmulatedSite, compile_engine, on_every_rank, place
 
 from ithaka.comm_ext.ulysses.cuda_calibration import Launch
 from ithaka.comm_ext.ulysses.cuda_faults import DeviceFault, pack, unpack
@@ -207,6 +207,33 @@ def test_three_tensors_in_one_call(engine: Path) -> None:
                 assert torch.equal(rank.result(site, index), wanted)
 
     on_every_rank(engine, 2, body)
+
+
+def count_wrong(path: Path) -> int:
+    """Elements that are not there when their announcement is, over some calls."""
+
+    def body(rank: EmulatedRank) -> int:
+        site = site_of(rank, Direction.SCATTER, 2, LAUNCHES["sm"], 0)
+        wrong = 0
+        for turn in range(12):
+            x, wanted = sides(Direction.SCATTER, whole(turn, 2), rank.rank, 2)
+            rank.exchange(site, [x])
+            got = rank.result(site, 0)
+            wrong += int((got != wanted).sum())
+            threading.Event().wait(0.01)  # what comes late is not to spoil the poison
+            got.view(torch.uint8).fill_(POISON)
+        return wrong
+
+    return sum(on_every_rank(path, 2, body, timeout_s=5.0))
+
+
+def test_an_engine_without_its_release_is_caught(tmp_path: Path) -> None:
+    """Writers that dawdle do no harm; if nobody waits for them, these tests' kind of check sees it."""
+    kept, dropped = tmp_path / "kept", tmp_path / "dropped"
+    kept.mkdir()
+    dropped.mkdir()
+    assert count_wrong(compile_engine(kept, trial=["CPU_DAWDLE"])) == 0
+    assert count_wrong(compile_engine(dropped, trial=["CPU_DAWDLE", "CPU_DROP_RELEASE"])) > 0
 
 
 def verdicts(ranks: Sequence[int], num_ranks: int, faults: Sequence[int]) -> set[tuple[DeviceFault, int]]:

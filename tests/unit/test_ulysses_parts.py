@@ -49,11 +49,14 @@ def dawdling(rank: int) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_parts(options: dict[str, Any], num_ranks: int, check: Callable[[UlyssesCommunicator, str], None]) -> None:
-    if num_ranks == 1:
-        options = {}  # a group of one has no engine
     on_every_rank(num_ranks, lambda communicator: check(communicator, "cpu"), max_bytes=8 * MEGABYTE, **options)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_parts_of_a_group_of_one(check: Callable[[UlyssesCommunicator, str], None]) -> None:
+    on_every_rank(1, lambda communicator: check(communicator, "cpu"))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
