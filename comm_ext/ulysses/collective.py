@@ -212,6 +212,8 @@ class CollectiveMember:
                 return
             except UlyssesError:
                 return
+            except Exception as error:  # a watch that ended unseen would leave the device without one
+                self._rendezvous.abort(f"its watch failed: {type(error).__name__}: {error}")
 
 
 def listen() -> socket.socket:

@@ -84,6 +84,8 @@ class FaultBridge:
                 return
             except UlyssesError:
                 continue
+            except Exception as error:  # a watch that ended unseen would leave the device without one
+                self._rendezvous.abort(f"its watch failed: {type(error).__name__}: {error}")
 
 
 def _in_words(fault: DeviceFault, culprit: int, timeout_s: float) -> tuple[UlyssesErrorCode, int, str]:

@@ -55,7 +55,7 @@ class WaitCounters:
 
 
 class Rendezvous:
-    """One rank's membership. Not thread-safe: one thread at a time, like the communicator."""
+    """One rank's membership. Calls are made by one thread; any other may meanwhile check, report and abort."""
 
     def __init__(self, group: RankGroup, *, timeout_s: float) -> None:
         self._group = group

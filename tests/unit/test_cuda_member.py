@@ -19,6 +19,7 @@ from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch, Row
 from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesErrorCode, UlyssesInputError, UlyssesPeerError
 from ithaka.comm_ext.ulysses.group import RankGroup
+from ithaka.comm_ext.ulysses.peers import PeerWatch
 
 LAUNCHES = {"sm": Launch(2, 1, 0.0), "hybrid": Launch(1, 1, 0.5), "copy_engine": Launch(0, 1, 1.0)}
 
@@ -165,6 +166,29 @@ def test_one_rank_without_an_engine_keeps_all_from_joining(monkeypatch: pytest.M
         assert isinstance(outcome, UlyssesBackendError), outcome
         assert "rank 0" in str(outcome)
         assert "python -m ithaka.comm_ext.build" in str(outcome)
+
+
+def test_a_watch_that_fails_breaks_the_group_instead_of_ending_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    look, failed = PeerWatch.dead, threading.Event()
+
+    def fail_once(self: PeerWatch) -> frozenset[int]:
+        if threading.current_thread().name == "ulysses-watch" and not failed.is_set():
+            failed.set()
+            raise RuntimeError("no more descriptors")
+        return look(self)
+
+    def body(seat: RankGroup) -> UlyssesPeerError:
+        with UlyssesCommunicator(seat, max_bytes=1 << 16, timeout_s=600, **OPTIONS) as communicator:
+            monkeypatch.setattr(PeerWatch, "dead", fail_once)
+            with pytest.raises(UlyssesPeerError) as caught:
+                while True:
+                    communicator.scatter_heads(torch.ones(1, 4, 2, 8))
+            return caught.value
+
+    for fault in on_every_seat(2, body):
+        assert isinstance(fault, UlyssesPeerError), fault
+        assert fault.code is UlyssesErrorCode.PEER_ABORTED
+        assert "its watch failed: RuntimeError: no more descriptors" in str(fault)
 
 
 def test_a_forgotten_communicator_warns_and_lets_go() -> None:
