@@ -33,6 +33,7 @@ from tests.gpu.exchange_checks import (
     mismatches,
 )
 from tests.gpu.loopback import only
+from tests.parts_checks import CHECKS, check_ring
 from tests.process.ulysses_scenarios import RankContext, fault_of
 
 LAUNCHES = {"sm": Launch(32, 16, 0.0), "hybrid": Launch(16, 16, 0.5), "copy_engine": Launch(0, 16, 1.0)}
@@ -203,6 +204,24 @@ def all_checks(context: RankContext) -> dict[str, Any]:
     return {"good": True}
 
 
+def parts(context: RankContext) -> dict[str, Any]:
+    """Parts of heads, chunks, replicated rows, shared key heads, rings; by any backend."""
+    device = take_device(context)
+
+    def delay(turn: int) -> None:
+        if turn % 4 == context.rank:
+            torch.cuda._sleep(400_000)  # type: ignore[no-untyped-call]
+
+    with open_on(context, device, max_bytes=1 << 28, backend=context.options["backend"]) as communicator:
+        check_cases(communicator, rounds=1)
+        for check in CHECKS:
+            check(communicator)
+        check_ring(communicator, delay)
+        torch.cuda.synchronize()
+        communicator.check()
+        return {"backend": communicator.backend}
+
+
 def permuted(context: RankContext) -> dict[str, Any]:
     """Ranks that see the devices in orders of their own."""
     os.environ["CUDA_VISIBLE_DEVICES"] = context.options["visible"][context.rank]
@@ -294,6 +313,7 @@ SCENARIOS: dict[str, Callable[[RankContext], dict[str, Any]]] = {
     "lost": lost,
     "probe": probe,
     "all_checks": all_checks,
+    "parts": parts,
     "permuted": permuted,
     "two_communicators": two_communicators,
     "many_lives": many_lives,

@@ -120,6 +120,13 @@ def test_everything_between_two_devices(pool: RankPool, engine: str) -> None:
 
 
 @needs_two_devices
+@pytest.mark.parametrize("backend", ["sm", "copy_engine", "nccl"])
+def test_parts_between_two_devices(pool: RankPool, backend: str) -> None:
+    ranks = pool.start("parts", 2, backend=backend, engine="copy_engine" if backend == "copy_engine" else "sm")
+    assert [rank.result() for rank in ranks] == [{"backend": backend}] * 2
+
+
+@needs_two_devices
 def test_with_expandable_segments(pool: RankPool) -> None:
     ranks = pool.start("all_checks", 2, engine="sm", calls=60, allocator="expandable_segments:True")
     assert [rank.result() for rank in ranks] == [{"good": True}] * 2
