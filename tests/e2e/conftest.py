@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from tests.e2e.cuttable_proxy import CuttableProxy, cuttable_proxy
+from tests.e2e.live_daemon import CONFIG as LIVE_CONFIG
 from tests.e2e.running_daemon import RunningDaemon, running_daemon
 
 CONFIG = """
@@ -30,6 +31,13 @@ LOG_LINES = 60
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     with running_daemon(tmp_path_factory.mktemp("daemon"), CONFIG) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    """With keys, for live sessions too."""
+    with running_daemon(tmp_path_factory.mktemp("live"), LIVE_CONFIG) as running:
         yield running
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
 from ithaka_client.bench.load import run
 from ithaka_client.bench.plan import Delivery, Plan, TransportName
-from tests.e2e.live_daemon import CONFIG, KEY
-from tests.e2e.running_daemon import RunningDaemon, running_daemon
+from tests.e2e.live_daemon import KEY
+from tests.e2e.running_daemon import RunningDaemon
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    with running_daemon(tmp_path_factory.mktemp("bench"), CONFIG) as running:
-        yield running
+@pytest.fixture
+def daemon(live: RunningDaemon) -> RunningDaemon:
+    return live
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import av
@@ -12,17 +11,16 @@ import pytest
 from ithaka.workers.families.synthetic.barcode import Barcode, read
 from ithaka_client import AccessError, Client, ConflictError, Frame, NotFoundError, Session, UsageError, Viewer
 from tests.e2e.cuttable_proxy import cuttable_proxy
-from tests.e2e.live_daemon import CONFIG, KEY
-from tests.e2e.running_daemon import RunningDaemon, running_daemon
+from tests.e2e.live_daemon import KEY
+from tests.e2e.running_daemon import RunningDaemon
 
 NUM_FRAMES = 96
 DEADLINE_S = 30
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    with running_daemon(tmp_path_factory.mktemp("viewers"), CONFIG) as running:
-        yield running
+@pytest.fixture
+def daemon(live: RunningDaemon) -> RunningDaemon:
+    return live
 
 
 def barcode_in(frame: Frame) -> Barcode:

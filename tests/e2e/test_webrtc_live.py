@@ -12,8 +12,8 @@ import pytest
 import websockets
 from websockets.typing import Subprotocol
 
-from tests.e2e.live_daemon import CONFIG, OPERATOR, barcode_of, bearer, create, delete, look
-from tests.e2e.running_daemon import RunningDaemon, running_daemon
+from tests.e2e.live_daemon import OPERATOR, barcode_of, bearer, create, delete, look
+from tests.e2e.running_daemon import RunningDaemon
 from tests.rtc_peer import BadNetwork, RtcPeer, connected
 from tests.served import read_frame
 
@@ -22,10 +22,9 @@ KEY_INTERVAL = 2 * FPS
 STALL_FRAMES = 5 * FPS
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    with running_daemon(tmp_path_factory.mktemp("live"), CONFIG) as running:
-        yield running
+@pytest.fixture
+def daemon(live: RunningDaemon) -> RunningDaemon:
+    return live
 
 
 @pytest.fixture

@@ -43,9 +43,14 @@ def play(chromium: Browser, url: str, **options: Any) -> dict[str, Any]:
     return seen
 
 
-def test_a_live_session_is_shown_by_webrtc(chromium: Browser, tmp_path: Path) -> None:
-    with running_daemon(tmp_path, CONFIG) as daemon:
-        seen = play(chromium, daemon.url)
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_daemon(tmp_path_factory.mktemp("page"), CONFIG) as daemon:
+        yield daemon.url
+
+
+def test_a_live_session_is_shown_by_webrtc(chromium: Browser, url: str) -> None:
+    seen = play(chromium, url)
     assert (seen["carrier"], seen["why"]) == ("webrtc", None)
     assert seen["frames"] >= 24 and seen["error"] is None
     assert seen["outcome"]["state"] == "closed" and seen["outcome"]["lastSeq"] >= 24
@@ -59,8 +64,7 @@ def test_where_udp_finds_no_way_a_websocket_carries_it_and_the_page_is_told(chro
     assert seen["frames"] >= 24 and seen["error"] is None
 
 
-def test_a_deadline_of_no_time_falls_back_at_once(chromium: Browser, tmp_path: Path) -> None:
-    with running_daemon(tmp_path, CONFIG) as daemon:
-        seen = play(chromium, daemon.url, timeoutMs=1)
+def test_a_deadline_of_no_time_falls_back_at_once(chromium: Browser, url: str) -> None:
+    seen = play(chromium, url, timeoutMs=1)
     assert seen["carrier"] == "websocket" and "in time" in seen["why"]
     assert seen["frames"] >= 24 and seen["error"] is None

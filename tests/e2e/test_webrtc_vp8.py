@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import av
@@ -10,17 +9,16 @@ import httpx
 import pytest
 from aiortc.rtp import RtpPacket
 
-from tests.e2e.live_daemon import CONFIG, OPERATOR, barcode_of, bearer, create, delete
-from tests.e2e.running_daemon import RunningDaemon, running_daemon
+from tests.e2e.live_daemon import OPERATOR, barcode_of, bearer, create, delete
+from tests.e2e.running_daemon import RunningDaemon
 from tests.rtc_peer import BadNetwork, RtcPeer
 
 FPS = 16
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    with running_daemon(tmp_path_factory.mktemp("vp8"), CONFIG) as running:
-        yield running
+@pytest.fixture
+def daemon(live: RunningDaemon) -> RunningDaemon:
+    return live
 
 
 async def connect(daemon: RunningDaemon, session: dict[str, Any], headers: dict[str, str], codec: str) -> RtcPeer:

@@ -9,18 +9,17 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.live_daemon import CONFIG, OPERATOR, PAGE_ORIGIN, barcode_of, bearer, create, delete
-from tests.e2e.running_daemon import RunningDaemon, running_daemon
+from tests.e2e.live_daemon import OPERATOR, PAGE_ORIGIN, barcode_of, bearer, create, delete
+from tests.e2e.running_daemon import RunningDaemon
 from tests.rtc_peer import RtcPeer
 
 FRAGMENT = {"Content-Type": "application/trickle-ice-sdpfrag"}
 SDP = {"Content-Type": "application/sdp"}
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    with running_daemon(tmp_path_factory.mktemp("whep"), CONFIG) as running:
-        yield running
+@pytest.fixture
+def daemon(live: RunningDaemon) -> RunningDaemon:
+    return live
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from ithaka_client.protocol import EndOfStream, Hello, parse_message
 
 CONFIG = """
 models:
-  - {name: barcodes, family: synthetic, ranks: 2, max_sessions: 1, options: {width: 192, height: 128, fps: 30}}
+  - {name: barcodes, family: synthetic, ranks: RANKS, max_sessions: 1, options: {width: 192, height: 128, fps: 30}}
 sessions: {drain_timeout_s: 3}
 log: {level: warning}
 """
@@ -52,9 +52,10 @@ class Running:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Running]:
+def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
+    """Of one rank, or as many as its parameter says."""
     path = tmp_path / "daemon.yaml"
-    path.write_text(CONFIG)
+    path.write_text(CONFIG.replace("RANKS", str(getattr(request, "param", 1))))
     with started("-c", path) as process:
         url = read_url(process)
         await_ready(process, url)
@@ -84,6 +85,7 @@ async def stream(daemon: Running) -> AsyncIterator[tuple[websockets.ClientConnec
         yield socket_, hello
 
 
+@pytest.mark.parametrize("daemon", [2], indirect=True)
 async def test_a_streaming_session_is_delivered_before_the_daemon_goes(daemon: Running) -> None:
     async with Client(daemon.url) as client, await client.create_session("barcodes") as session:
         seqs = []
@@ -144,6 +146,7 @@ async def test_a_second_interrupt_forces_a_client_that_never_says_fin(daemon: Ru
     daemon.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize("daemon", [2], indirect=True)
 async def test_a_killed_daemon_takes_its_children_along(daemon: Running) -> None:
     assert len(daemon.children) == 3
     daemon.process.kill()

@@ -82,11 +82,13 @@ async def test_a_head_without_end_is_cut_before_its_time() -> None:
 @pytest.mark.parametrize("num_parts", [1, 3])
 async def test_what_is_whole_in_time_lives_on(num_parts: int) -> None:
     """An answer that lasts and a stream outlive a connection that is cut for its silence after they began."""
-    async with served(config_for(server={"head_timeout_s": 2})) as server:
+    async with served(config_for(server={"head_timeout_s": 1})) as server:
         session = await server.create()
         async with server.connect(session) as client, connection(server) as (reader, writer):
             await client.greet()
-            request = f"GET /v1/sessions/{session['id']}/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+            request = (
+                f"GET /v1/sessions/{session['id']}/events HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+            )
             cuts = [len(request) * part // num_parts for part in range(num_parts + 1)]
             for first, last in itertools.pairwise(cuts):
                 writer.write(request[first:last])
