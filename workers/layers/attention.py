@@ -30,6 +30,8 @@ class HeadShards:
     num_ranks: int
     seq_splits: list[int] | None = None
     head_splits: list[int] | None = None
+    fuses: bool = False
+    """Whether queries and keys are normed and turned by the exchange, which pays between GPUs."""
 
     def scatter_qkv(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[N, s, H, D] three times → [N, S, h, D] three times."""
@@ -98,7 +100,7 @@ class RingSelfAttention:
         self, attn: Any, hidden_states: torch.Tensor, memory: FrameMemory
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values of all tokens and this rank's heads, [N, S, h, D]."""
-        if memory.shards is not None and hidden_states.is_cuda:
+        if memory.shards is not None and memory.shards.fuses:
             q, k, v = (_by_heads(x, attn.heads) for x in _projected(attn, hidden_states))
             norm = QkNorm.of(attn.norm_q.weight, attn.norm_k.weight, eps=attn.norm_q.eps, span="row")
             return memory.shards.norm_turn_scatter(q, k, v, norm, QkRope(memory.phases[:, :, 0, 0]))

@@ -147,6 +147,7 @@ def load_denoiser(
         num_tokens=LATENT_SIDE * LATENT_SIDE,
         num_heads=world.transformer.num_heads,
         exchange=communicator,
+        fuses=device.type == "cuda",
     )
     sampler = FrameSampler(
         world.transformer,

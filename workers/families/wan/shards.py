@@ -18,8 +18,13 @@ class RankShare:
     shards: HeadShards | None
 
 
-def share_of(rank: int, num_ranks: int, *, num_tokens: int, num_heads: int, exchange: HeadExchange | None) -> RankShare:
-    """Split evenly, or as evenly as whole heads allow. Raises FamilyLoadError where a rank would be left without."""
+def share_of(
+    rank: int, num_ranks: int, *, num_tokens: int, num_heads: int, exchange: HeadExchange | None, fuses: bool = False
+) -> RankShare:
+    """Split evenly, or as evenly as whole heads allow; ``fuses`` as in ``HeadShards``.
+
+    Raises FamilyLoadError where a rank would be left without.
+    """
     if num_ranks == 1:
         return RankShare(slice(0, num_tokens), num_heads, None)
     if num_ranks > num_heads:
@@ -32,7 +37,7 @@ def share_of(rank: int, num_ranks: int, *, num_tokens: int, num_heads: int, exch
         raise FamilyLoadError(f"{num_ranks} ranks were asked for without a communicator between them")
     tokens, heads = _split(num_tokens, num_ranks), _split(num_heads, num_ranks)
     even = len(set(tokens)) == 1 and len(set(heads)) == 1
-    shards = HeadShards(exchange, num_ranks, None if even else tokens, None if even else heads)
+    shards = HeadShards(exchange, num_ranks, None if even else tokens, None if even else heads, fuses)
     first = sum(tokens[:rank])
     return RankShare(slice(first, first + tokens[rank]), heads[rank], shards)
 
