@@ -15,6 +15,7 @@ import queue
 import random
 import select
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from multiprocessing import reduction
@@ -35,6 +36,8 @@ MB = 1_000_000
 SMALL_BYTES, LARGE_BYTES = MB, 64 * MB
 IN_FLIGHT = 3
 LATENCY_HZ = 1000
+NUM_KEPT = 10_000
+"""Newest latencies and arrivals that a consumer keeps, so that the measure does not grow itself."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,16 @@ class Row:
 
     name: str
     values: dict[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a consumer saw: publish → may read in µs and arrivals in ns of the newest messages, footprints by and by."""
+
+    num_taken: int
+    latencies_us: list[float]
+    arrivals_ns: list[int]
+    footprints: list[tuple[int, int, int]]
 
 
 def wait(fd: int) -> None:
@@ -63,12 +76,13 @@ def footprint(device: int) -> tuple[int, int, int]:
 
 
 def consume(fds: list[Any], device: int, results: Connection, spins: bool) -> None:
-    """Take until the end, asleep or awake in between; sends publish → may read in µs, arrivals in ns, and footprints."""
+    """Take until the end, asleep or awake in between; sends what it saw."""
     torch.cuda.set_device(device)
     consumer = open_consumer([fd.detach() for fd in fds], 0, device)
-    latencies_us: list[float] = []
-    arrivals_ns: list[int] = []
+    latencies_us: deque[float] = deque(maxlen=NUM_KEPT)
+    arrivals_ns: deque[int] = deque(maxlen=NUM_KEPT)
     footprints: list[tuple[int, int, int]] = []
+    num_taken = 0
     results.send("ready")
     try:
         while True:
@@ -81,11 +95,12 @@ def consume(fds: list[Any], device: int, results: Connection, spins: bool) -> No
             latencies_us.append((now_ns - int.from_bytes(delivery.message.header[:8], "little")) / 1000)
             arrivals_ns.append(now_ns)
             consumer.release(delivery)
-            if len(arrivals_ns) % 5000 == 0:
+            num_taken += 1
+            if num_taken % 5000 == 0:
                 footprints.append(footprint(device))
     except ChannelClosedError:
         consumer.close()
-        results.send((latencies_us, arrivals_ns, footprints))
+        results.send(Seen(num_taken, list(latencies_us), list(arrivals_ns), footprints))
 
 
 class Consumer:
@@ -101,10 +116,10 @@ class Consumer:
         assert self._ours.recv() == "ready"
         self.producer = open_producer([os.dup(fd) for fd in self.channel.describe()], 0)
 
-    def finish(self) -> tuple[list[float], list[int], list[tuple[int, int, int]]]:
+    def finish(self) -> Seen:
         """End the channel; what the consumer saw."""
         self.producer.close()
-        seen: tuple[list[float], list[int], list[tuple[int, int, int]]] = self._ours.recv()
+        seen: Seen = self._ours.recv()
         self._process.join()
         self.channel.close()
         return seen
@@ -139,7 +154,9 @@ def latency(device: int, seconds: float, *, is_complete: bool, spins: bool = Fal
         number += 1
     state = "complete at publish" if is_complete else "being written at publish"
     consumer_state = ", consumer awake" if spins else ""
-    return Row(f"1 MB, device 0 → {device}, {state}{consumer_state}: publish → may read", spread_us(consumer.finish()[0]))
+    return Row(
+        f"1 MB, device 0 → {device}, {state}{consumer_state}: publish → may read", spread_us(consumer.finish().latencies_us)
+    )
 
 
 def sustained(device: int, seconds: float, peer_copy_gbps: float) -> Row:
@@ -149,8 +166,7 @@ def sustained(device: int, seconds: float, peer_copy_gbps: float) -> Row:
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
         publish(consumer.producer, claim(consumer.producer), LARGE_BYTES, stream.cuda_stream)
-    _, arrivals_ns, _ = consumer.finish()
-    rate = rate_gbps(arrivals_ns, LARGE_BYTES)
+    rate = rate_gbps(consumer.finish().arrivals_ns, LARGE_BYTES)
     share = 100 * rate / peer_copy_gbps
     return Row(
         f"64 MB, device 0 → {device}, {IN_FLIGHT} in flight, sustained",
@@ -210,6 +226,7 @@ def random_layouts(device: int, num_messages: int) -> Row:
     generator = random.Random(0)
     dtypes = ("uint8", "bfloat16", "float32", "int64")
     footprints = []
+    started = time.perf_counter()
     for number in range(num_messages):
         slot = claim(consumer.producer)
         layouts = []
@@ -222,10 +239,11 @@ def random_layouts(device: int, num_messages: int) -> Row:
         consumer.producer.publish(slot, ChannelMessage(header + bytes(generator.randint(0, 60)), tuple(layouts), number % 3))
         if (number + 1) % 5000 == 0:
             footprints.append(footprint(0))
-    latencies_us, arrivals_ns, theirs = consumer.finish()
-    assert len(latencies_us) == num_messages
-    values: dict[str, float | str] = {"messages_per_s": round(num_messages / (arrivals_ns[-1] - arrivals_ns[0]) * 1e9)}
-    for side, seen in (("producer", footprints), ("consumer", theirs)):
+    elapsed_s = time.perf_counter() - started
+    theirs = consumer.finish()
+    assert theirs.num_taken == num_messages
+    values: dict[str, float | str] = {"messages_per_s": round(num_messages / elapsed_s)}
+    for side, seen in (("producer", footprints), ("consumer", theirs.footprints)):
         if len(seen) > 1:
             values[f"{side}_memory_mib"] = round((seen[-1][0] - seen[len(seen) // 4][0]) / 2**20, 2)
             values[f"{side}_descriptors"] = seen[-1][1] - seen[0][1]
@@ -308,11 +326,11 @@ def device_rows(seconds: float, num_messages: int) -> list[Callable[[], list[Row
     ]
 
 
-def host_rows(seconds: float) -> list[Row]:
+def host_rows(seconds: float, num_messages: int) -> list[Row]:
     """Of host memory; they need the packages of the encode process."""
     from benchmarks import channel_host
 
-    return [Row(name, values) for name, values in channel_host.rows("832x480", seconds)]
+    return [Row(name, values) for name, values in channel_host.rows("832x480", seconds, num_messages)]
 
 
 def main() -> None:
@@ -332,7 +350,7 @@ def main() -> None:
     if torch.cuda.is_available():
         measures += device_rows(arguments.seconds, arguments.messages)
     if not arguments.device_only:
-        measures.append(lambda: host_rows(arguments.seconds))
+        measures.append(lambda: host_rows(arguments.seconds, arguments.messages))
     rows: list[Row] = []
     for measure in measures:
         for row in measure():

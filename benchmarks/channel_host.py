@@ -1,6 +1,6 @@
 """The tensor channel in host memory between two processes: frames a second, publish → take, idle cost.
 
-``python -m benchmarks.channel_host [--size 832x480] [--seconds 3]``
+``python -m benchmarks.channel_host [--size 832x480] [--seconds 3] [--messages 100000]``
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import random
 import select
 import time
+from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
@@ -24,13 +26,16 @@ from ithaka.workers.contract import FrameHeader
 
 NUM_SLOTS = 8
 PACED_HZ = 100
+NUM_KEPT = 10_000
+"""Newest latencies that are kept, so that the measure does not grow itself."""
 
 
 def consume(fds: list[int], results: Connection, copies_out: bool) -> None:
     """Take until the end; sends (frames, publish → take in µs)."""
     consumer = open_consumer(fds, 0)
     copied = bytearray(2**22)
-    latencies_us: list[float] = []
+    latencies_us: deque[float] = deque(maxlen=NUM_KEPT)
+    num_taken = 0
     results.send("ready")
     try:
         while True:
@@ -43,8 +48,9 @@ def consume(fds: list[int], results: Connection, copies_out: bool) -> None:
             if copies_out:
                 copied[: len(delivery.data)] = delivery.data
             consumer.release(delivery)
+            num_taken += 1
     except ChannelClosedError:
-        results.send((len(latencies_us), latencies_us))
+        results.send((num_taken, list(latencies_us)))
 
 
 def wait(consumer: HostConsumer) -> None:
@@ -113,7 +119,47 @@ def idle_core_percent(seconds: float) -> float:
     return 100 * used_s / seconds
 
 
-def rows(size: str, seconds: float) -> Iterator[tuple[str, dict[str, float | str]]]:
+def pass_random_layouts(num_messages: int) -> dict[str, float | str]:
+    """Growth of both processes over many messages of one to five tensors of random shapes, once the first tenth has gone."""
+    channel = HostChannel.create(1, NUM_SLOTS, 2**21, 1)
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(
+        target=consume, args=([os.dup(fd) for fd in channel.describe()], theirs, False)
+    )
+    child.start()
+    ours.recv()
+    producer = channel.open_producer()
+    generator = random.Random(0)
+    sides = {"producer": psutil.Process(), "consumer": psutil.Process(child.pid)}
+    before: dict[str, tuple[int, int]] = {}
+    started = time.perf_counter()
+    for seq in range(1, num_messages + 1):
+        slot = claim(producer)
+        layouts = tuple(
+            TensorLayout(
+                tuple(generator.randint(1, 30) for _ in range(generator.randint(0, 3))),
+                generator.choice(("uint8", "bfloat16", "float32", "int64")),
+                position * 262_144,
+            )
+            for position in range(generator.randint(1, 5))
+        )
+        header = FrameHeader("session", seq, seq // 4, 0, seq - 1, time.monotonic_ns())
+        producer.publish(slot, ChannelMessage(wire.encode(header), layouts, seq % 3))
+        if seq == num_messages // 10:
+            before = {side: (process.memory_info().rss, process.num_fds()) for side, process in sides.items()}
+    values: dict[str, float | str] = {"messages_per_s": round(num_messages / (time.perf_counter() - started))}
+    for side, process in sides.items():
+        values[f"{side}_memory_mib"] = round((process.memory_info().rss - before[side][0]) / 2**20, 2)
+        values[f"{side}_descriptors"] = process.num_fds() - before[side][1]
+    producer.close()
+    num_taken, _ = ours.recv()
+    assert num_taken == num_messages
+    child.join()
+    channel.close()
+    return values
+
+
+def rows(size: str, seconds: float, num_messages: int) -> Iterator[tuple[str, dict[str, float | str]]]:
     """Name and values of each row, as it is measured."""
     width, height = (int(side) for side in size.split("x"))
     shape = (height * 3 // 2, width)
@@ -126,15 +172,17 @@ def rows(size: str, seconds: float) -> Iterator[tuple[str, dict[str, float | str
         fps, latencies_us = run(shape, seconds, writes=writes, copies_out=copies_out, hz=hz)
         yield f"host {size} I420, {name}", {"frames_per_s": round(fps), "publish_to_take_us": percentiles(latencies_us)}
     yield "host, a consumer that waits", {"core_percent": round(idle_core_percent(seconds), 2)}
+    yield f"host, {num_messages} messages of random layouts: growth", pass_random_layouts(num_messages)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="832x480", help="WIDTHxHEIGHT of the I420 frame")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
+    parser.add_argument("--messages", type=int, default=100_000, help="of random layouts")
     arguments = parser.parse_args()
     print(f"{NUM_SLOTS} slots, {os.cpu_count()} cores")
-    for name, values in rows(arguments.size, arguments.seconds):
+    for name, values in rows(arguments.size, arguments.seconds, arguments.messages):
         print(f"{name:50} " + "  ".join(f"{unit} {value}" for unit, value in values.items()))
 
 

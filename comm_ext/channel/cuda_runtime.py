@@ -73,8 +73,6 @@ class CudaRuntime:
                 with self.on(device):
                     for event in events:
                         self._call("cuEventDestroy_v2", ctypes.c_void_p(event))
-            for device in self._contexts:
-                self._call("cuDevicePrimaryCtxRelease_v2", self._device(device))
 
     def identity(self, device: int) -> bytes:
         """Raises DeviceError for an ordinal that is no device."""
@@ -222,6 +220,7 @@ class CudaRuntime:
         with self._lock:
             context = self._contexts.get(device)
             if context is None:
+                # Retained for good: a process that uses a device keeps its context.
                 retained = ctypes.c_void_p()
                 self._call("cuDevicePrimaryCtxRetain", ctypes.byref(retained), self._device(device))
                 context = self._contexts[device] = retained.value or 0

@@ -150,15 +150,18 @@ def test_device_memory_is_flat_over_channels_of_one_process() -> None:
             producer, consumer = pair(stack, device)
             send(producer, some_tensors(1, 0))
             consumer.release(receive(consumer))
+
+    def footprint() -> tuple[list[int], int]:
         gc.collect()
+        torch.cuda.synchronize()
+        return [torch.cuda.mem_get_info(device)[0] for device in DEVICES], len(os.listdir("/proc/self/fd"))
 
     for device in DEVICES:
         cycle(device)
-    before = [torch.cuda.mem_get_info(device)[0] for device in DEVICES], len(os.listdir("/proc/self/fd"))
+    before = footprint()
     for number in range(200):
         cycle(number % len(DEVICES))
-    after = [torch.cuda.mem_get_info(device)[0] for device in DEVICES], len(os.listdir("/proc/self/fd"))
-    assert after == before
+    assert footprint() == before
 
 
 @pytest.mark.parametrize("device", DEVICES)
