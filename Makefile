@@ -28,6 +28,8 @@ help:  ## Show this list
 serve: $(READY)  ## Set everything up, start the daemon on the embedded model, print its URL
 	@exec $(BIN)/ithaka serve $(if $(CONFIG),-c $(CONFIG))
 
+# Else each process that a test starts would compile the sources again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(DEV_READY) $(WEB_READY) $(AIPERF_READY)  ## Everything that can be tested without a GPU, in a real browser too
 	@tests/programs.sh
 	@$(BIN)/pytest $(PYTEST_ARGS)
