@@ -251,16 +251,18 @@ def random_layouts(device: int, num_messages: int) -> Row:
     return Row(f"{num_messages} messages of random layouts, device 0 → {device}: growth", values)
 
 
-def queue_consume(device: int, items: Any, credits: Any, results: Connection) -> None:
+def queue_consume(target: str, items: Any, credits: Any, results: Connection) -> None:
     """torch.multiprocessing's queue, as a program would use it: take, copy to the own device, give back."""
-    torch.cuda.set_device(device)
+    if target != "cpu":
+        torch.cuda.set_device(target)
     latencies_us: list[float] = []
     arrivals_ns: list[int] = []
     results.send("ready")
     while (item := items.get()) is not None:
         sent_ns, tensor = item
-        mine = tensor.to(f"cuda:{device}") if device != 0 else tensor
-        torch.cuda.current_stream().synchronize()
+        mine = tensor.to(target)
+        if target != "cpu":
+            torch.cuda.current_stream().synchronize()
         now_ns = time.monotonic_ns()
         latencies_us.append((now_ns - sent_ns) / 1000)
         arrivals_ns.append(now_ns)
@@ -269,15 +271,17 @@ def queue_consume(device: int, items: Any, credits: Any, results: Connection) ->
     results.send((latencies_us, arrivals_ns))
 
 
-def torch_queue(device: int, seconds: float, num_bytes: int, *, is_paced: bool) -> tuple[list[float], list[int]]:
+def torch_queue(source: str, target: str, seconds: float, num_bytes: int, *, is_paced: bool) -> tuple[list[float], list[int]]:
+    """Latencies in µs and arrivals in ns, with as many tensors under way as the channel has slots."""
     context = torch.multiprocessing.get_context("spawn")
     items, credits = context.Queue(), context.Queue()
     ours, theirs = context.Pipe()
-    process = context.Process(target=queue_consume, args=(device, items, credits, theirs))
+    process = context.Process(target=queue_consume, args=(target, items, credits, theirs))
     process.start()
     ours.recv()
-    slots = [torch.zeros(num_bytes, dtype=torch.uint8, device="cuda:0") for _ in range(IN_FLIGHT)]
-    torch.cuda.synchronize()
+    slots = [torch.zeros(num_bytes, dtype=torch.uint8, device=source) for _ in range(IN_FLIGHT)]
+    if source != "cpu":
+        torch.cuda.synchronize()
     number = 0
     started = time.perf_counter()
     while (now := time.perf_counter() - started) < seconds:
@@ -299,8 +303,9 @@ def torch_queue(device: int, seconds: float, num_bytes: int, *, is_paced: bool) 
 
 
 def torch_queue_rows(device: int, seconds: float) -> list[Row]:
-    latencies_us, _ = torch_queue(device, seconds, SMALL_BYTES, is_paced=True)
-    _, arrivals_ns = torch_queue(device, seconds, LARGE_BYTES, is_paced=False)
+    places = "cuda:0", f"cuda:{device}"
+    latencies_us, _ = torch_queue(*places, seconds, SMALL_BYTES, is_paced=True)
+    _, arrivals_ns = torch_queue(*places, seconds, LARGE_BYTES, is_paced=False)
     return [
         Row(f"torch.multiprocessing queue, 1 MB, device 0 → {device}: put → may read", spread_us(latencies_us)),
         Row(
@@ -330,7 +335,13 @@ def host_rows(seconds: float, num_messages: int) -> list[Row]:
     """Of host memory; they need the packages of the encode process."""
     from benchmarks import channel_host
 
-    return [Row(name, values) for name, values in channel_host.rows("832x480", seconds, num_messages)]
+    rows = [Row(name, values) for name, values in channel_host.rows("832x480", seconds, num_messages)]
+    frame_bytes = 832 * 480 * 3 // 2
+    latencies_us, _ = torch_queue("cpu", "cpu", seconds, frame_bytes, is_paced=True)
+    _, arrivals_ns = torch_queue("cpu", "cpu", seconds, frame_bytes, is_paced=False)
+    frames_per_s = round(rate_gbps(arrivals_ns, frame_bytes) * 1e9 / frame_bytes)
+    name = "torch.multiprocessing queue, host 832x480 I420, bytes untouched: put → may read"
+    return [*rows, Row(name, spread_us(latencies_us) | {"frames_per_s": frames_per_s})]
 
 
 def main() -> None:
