@@ -177,7 +177,9 @@ async def test_a_viewer_that_stood_still_over_a_websocket_skips_what_it_missed(
     protocols = [Subprotocol("ithaka.v1"), Subprotocol(f"ithaka.token.{minted.json()['token']}")]
     async with played(daemon, session) as peer:
         await peer.picture()
-        async with websockets.connect(address, subprotocols=protocols, compression=None, proxy=None, max_queue=1) as viewer:
+        async with websockets.connect(
+            address, subprotocols=protocols, compression=None, proxy=None, max_queue=1, close_timeout=0.5
+        ) as viewer:
             began = look(daemon, session)["generated_seq"]
             await until_generated(daemon, session, began + 2 * STALL_FRAMES)
             resumed_at = look(daemon, session)["generated_seq"]
