@@ -60,6 +60,21 @@ def test_alone_it_is_the_transform() -> None:
             assert furthest(got, wanted) <= 1
 
 
+def test_one_key_head_for_all_ranks() -> None:
+    def body(communicator: UlyssesCommunicator) -> None:
+        drawn = draw(replace(WAN, seq_splits=(3, 3), head_splits=(2, 2), kv_head_splits=(1,)), 0, CPU, 0)
+        q, k, v = drawn.qkv
+        norm, rope = drawn.transform.norm, drawn.transform.rope
+        queries, keys, values = communicator.fused_qk_norm_rope_scatter(q, k, v, norm=norm, rope=rope)
+        turned_q, turned_k = drawn.transform.apply(q, k)  # every rank sends the same shard here
+        own = slice(2 * communicator.rank, 2 * communicator.rank + 2)
+        assert torch.equal(queries, turned_q[:, :, own].repeat(1, 2, 1, 1))
+        assert torch.equal(keys, turned_k.repeat(1, 2, 1, 1))
+        assert torch.equal(values, v.repeat(1, 2, 1, 1))
+
+    succeed(on_every_rank(2, body))
+
+
 COMPILED = {
     "wan": replace(WAN, seq_splits=(4, 4)),
     "halves of grouped queries": replace(
