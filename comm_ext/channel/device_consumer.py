@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import deque
@@ -25,7 +26,8 @@ class _Pull:
 
     message: Delivery
     own_index: int
-    event: int
+    event: int | None = None
+    """After the copy; None before, and when the device refused it."""
     is_complete: bool = False
 
 
@@ -73,10 +75,15 @@ class DeviceConsumer:
                     delivery = DeviceDelivery(message.index, message.sequence, message.message, self._source.bytes_of(message))
                     self._held.add(delivery, message)
                     return delivery
-                self._own = OwnSlots(self._runtime, self.device, self._geometry.slot_offset_bytes(1), self._num_own_slots)
-                self._pull(self._own, message)
-            self._pull_what_is_there(self._own)
-            return self._take_pulled(self._own)
+                self._own = self._allocate(message)
+                self._pulls.append(_Pull(message, self._own.free.pop()))
+            try:
+                self._pull_what_is_there(self._own)
+                return self._take_pulled(self._own)
+            except DeviceError as error:
+                self._fail(error)
+                self._check_open()
+                raise
 
     def release(self, delivery: DeviceDelivery, stream: int = 0) -> None:
         """Give up this consumer's count once all that ``stream`` has queued, which reads the delivery, is done.
@@ -101,14 +108,25 @@ class DeviceConsumer:
             if self._is_closed:
                 return
             self._is_closed = True
-            for pull in self._pulls:
-                self._complete(pull)
-            self._pulls.clear()
+            # A device that failed copies nothing any more.
+            with contextlib.suppress(DeviceError):
+                for pull in self._pulls:
+                    self._complete(pull)
             self._read.follow_all(self._leave)
             self._read.close()
             self._pulled.close()
 
+    def _allocate(self, message: Delivery) -> OwnSlots:
+        try:
+            return OwnSlots(self._runtime, self.device, self._geometry.slot_offset_bytes(1), self._num_own_slots)
+        except DeviceError as error:
+            self._source.messages.release(message)
+            raise DeviceError(f"{self._source.place}: no slots of its own on device {self.device}: {error}") from error
+
     def _pull_what_is_there(self, own: OwnSlots) -> None:
+        for pull in self._pulls:
+            if pull.event is None:
+                self._start(own, pull)
         self._is_starved = not own.free
         most = 1 if self._source.messages.policy == "newest" else _MAX_PULLS
         while own.free and len(self._pulls) < most:
@@ -120,12 +138,14 @@ class DeviceConsumer:
                 raise
             if message is None:
                 return
-            self._pull(own, message)
+            self._pulls.append(_Pull(message, own.free.pop()))
+            self._start(own, self._pulls[-1])
 
-    def _pull(self, own: OwnSlots, message: Delivery) -> None:
-        source, own_index = self._source.bytes_of(message), own.free.pop()
+    def _start(self, own: OwnSlots, pull: _Pull) -> None:
+        message = pull.message
+        source = self._source.bytes_of(message)
         num_bytes = max((tensor.offset_bytes + tensor_bytes(tensor) for tensor in message.message.tensors), default=0)
-        target = own.slot(own_index, num_bytes, source.place)
+        target = own.slot(pull.own_index, num_bytes, source.place)
         self._runtime.copy(
             self.device,
             target.address,
@@ -136,13 +156,14 @@ class DeviceConsumer:
             num_rows=1,
             stream=own.stream,
         )
-        self._pulls.append(_Pull(message, own_index, self._runtime.record(self.device, own.stream, sleeps=False)))
+        pull.event = self._runtime.record(self.device, own.stream, sleeps=False)
 
     def _take_pulled(self, own: OwnSlots) -> DeviceDelivery | None:
         if not self._pulls:
             return None
-        pull = self._pulls.popleft()
+        pull = self._pulls[0]
         self._complete(pull)
+        self._pulls.popleft()
         for later in self._pulls:
             # Its slot is the producer's again when the copy is done, whenever the next take comes.
             self._pulled.follow(own.stream, functools.partial(self._complete, later))
@@ -156,7 +177,7 @@ class DeviceConsumer:
     def _complete(self, pull: _Pull) -> None:
         """Wait for the copy, give the producer's slot back. Idempotent."""
         with self._lock:
-            if pull.is_complete:
+            if pull.is_complete or pull.event is None:
                 return
             self._runtime.wait(self.device, pull.event)
             self._runtime.close_event(self.device, pull.event)
@@ -178,6 +199,9 @@ class DeviceConsumer:
         with self._lock:
             self._source.close()
             self._held.clear()
+            self._pulls.clear()
+            # Its traceback would keep the producer's memory mapped.
+            self._fault = None
             if self._own is not None:
                 self._own.close()
                 self._own = None

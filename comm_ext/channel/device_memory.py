@@ -40,8 +40,12 @@ class OwnSlots:
     def __init__(self, runtime: DeviceRuntime, device: int, slot_stride_bytes: int, num_slots: int) -> None:
         """Raises DeviceError."""
         self._runtime, self._device = runtime, device
-        self._memory: OwnMemory | None = OwnMemory(runtime, device, slot_stride_bytes, num_slots)
         self.stream = runtime.open_stream(device)
+        try:
+            self._memory: OwnMemory | None = OwnMemory(runtime, device, slot_stride_bytes, num_slots)
+        except DeviceError:
+            runtime.close_stream(device, self.stream)
+            raise
         self.free = list(range(num_slots))
 
     def slot(self, index: int, num_bytes: int, place: str) -> DeviceBytes:
@@ -50,8 +54,10 @@ class OwnSlots:
 
     def close(self) -> None:
         """What stands on the memory keeps it."""
-        self._runtime.close_stream(self._device, self.stream)
         self._memory = None
+        # A device that failed closes nothing any more.
+        with contextlib.suppress(DeviceError):
+            self._runtime.close_stream(self._device, self.stream)
 
 
 class PeerMemory:

@@ -78,6 +78,10 @@ class ShardedConsumer:
                 own_index = self._own.free.pop()
                 data = self._own.slot(own_index, self._slot_bytes, f"{self._place}, slot {own_index}")
                 self._copy(assembly, heads, data.address)
+            except DeviceError as error:
+                self._fail(error)
+                self._check_open()
+                raise
             finally:
                 for source, head in zip(self._sources, heads, strict=True):
                     source.messages.release(head)
@@ -163,6 +167,8 @@ class ShardedConsumer:
                 source.close()
             self._heads.clear()
             self._held.clear()
+            # Its traceback would keep the producers' memory mapped.
+            self._fault = None
             self._own.close()
 
     def _fail(self, error: ChannelError) -> None:

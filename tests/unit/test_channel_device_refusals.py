@@ -16,6 +16,7 @@ from tests.unit.device_sides import (
     message,
     publish,
     take,
+    take_number,
     wait_until,
 )
 from tests.unit.fake_device import FakeRuntime
@@ -95,6 +96,35 @@ def test_memory_that_can_not_be_reached_is_an_error_and_the_message_released(sta
     with pytest.raises(DeviceError, match="reach"):
         consumer.take()
     assert producer.num_free == 3
+
+
+@pytest.mark.parametrize("method", ["copy", "wait"])
+def test_a_device_that_fails_a_pull_ends_the_consumer_with_its_error(stack: contextlib.ExitStack, method: str) -> None:
+    world, producer, (consumer,) = create(stack, [1])
+    publish(producer, 1)
+    publish(producer, 2)
+    world.runtime.fails.add(method)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=f"channel 9, consumer 0: the device failed: {method} failed"):
+            consumer.take()
+    consumer.close()
+    with pytest.raises(ChannelClosedError, match="every consumer is gone"):
+        producer.claim()
+    producer.close()
+    gc.collect()
+    wait_until(lambda: world.runtime.live[:3] == (0, 0, 0))
+
+
+def test_a_consumer_without_room_on_its_device_says_so_and_lets_go(stack: contextlib.ExitStack) -> None:
+    world, producer, (consumer,) = create(stack, [1])
+    publish(producer, 1)
+    world.runtime.fails.add("allocate")
+    with pytest.raises(DeviceError, match="channel 9, consumer 0: no slots of its own on device 1: allocate failed"):
+        consumer.take()
+    assert producer.num_free == 3
+    world.runtime.fails.clear()
+    publish(producer, 2)
+    assert take_number(consumer) == 2
 
 
 def test_bad_input_is_named(stack: contextlib.ExitStack) -> None:
