@@ -110,4 +110,4 @@ def test_footprint_is_flat_over_a_hundred_lives(pool: RankPool) -> None:
 
 def test_one_graph_around_the_exchanges(pool: RankPool) -> None:
     ranks = pool.start("compiled", 2, backend="aot_eager")
-    assert [rank.result() for rank in ranks] == [{"equal": 4, "turns": True}] * 2
+    assert [rank.result(deadline_s=100) for rank in ranks] == [{"equal": 4, "turns": True}] * 2

@@ -50,4 +50,4 @@ def test_a_rank_lost_by_a_group_over_gloo(pool: RankPool, how: signal.Signals) -
 
 def test_parts_in_one_graph(pool: RankPool) -> None:
     ranks = pool.start("compiled_parts", 2)
-    assert [rank.result() for rank in ranks] == [{"equal": 3}] * 2
+    assert [rank.result(deadline_s=100) for rank in ranks] == [{"equal": 3}] * 2

@@ -36,8 +36,9 @@ class RankProcess:
         """Let a rank that paused go on."""
         self.control.send(b"go")
 
-    def result(self) -> Any:
-        """What the scenario returned; skips whatever it reached on the way."""
+    def result(self, deadline_s: float = DEADLINE_S) -> Any:
+        """What the scenario returned; skips whatever it reached on the way. A longer deadline only where much is compiled."""
+        self.control.settimeout(deadline_s)
         while "result" not in (report := self.report()):
             pass
         assert "failed" not in report["result"], f"rank {self.rank}: {report['result']['failed']}"
