@@ -27,7 +27,9 @@ def test_every_declared_frame_is_accounted_for(daemon: RunningDaemon, transport:
         assert session.error is None
         assert session.declared_frames >= 32
         assert session.received_frames + session.lost_frames == session.declared_frames
-        assert session.lost_frames == 0, f"lost on loopback: {session.lost}"
+        assert len(session.lost) == session.lost_frames, "each is named"
+        if delivery == "lossless":
+            assert session.lost_frames == 0, f"lost on loopback: {session.lost}"
         assert session.control_to_photon_ms.p50 is not None
 
 
