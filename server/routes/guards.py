@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.message
+import re
 from collections.abc import AsyncGenerator, Callable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -31,8 +32,12 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-BODY_TYPES = frozenset({"application/json", "application/sdp", "application/trickle-ice-sdpfrag"})
+JSON = "application/json"
+SDP = "application/sdp"
+FRAGMENT = "application/trickle-ice-sdpfrag"
+BODY_TYPES = frozenset({JSON, SDP, FRAGMENT})
 """None of them can a foreign page send without asking first."""
+_WHEP = re.compile(r"/v1/sessions/[^/]+/whep(?P<connection>/[^/]+)?")
 DISCARDED_BYTES = 16 * 1024 * 1024
 """Of a body that is too large: read and thrown away, so that the client gets to the answer."""
 RETRY_AFTER_S = 5
@@ -109,7 +114,7 @@ class RequestGuard:
         try:
             self._guard.check(headers.getlist("host"), headers.getlist("origin"))
             async with asyncio.timeout(self._body_timeout_s):
-                body = await self._body(headers, receive)
+                body = await self._body(headers, receive, body_type_of(scope["path"]))
         except TimeoutError:
             message = f"the body did not come within {self._body_timeout_s:g} s"
             error = ApiError("body_timeout", message, headers={"Connection": "close"})
@@ -122,8 +127,8 @@ class RequestGuard:
             return  # Half a body is no request.
         await self._app(scope, _replay(body, receive), send)
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body. Raises ApiError and ClientDisconnect."""
+    async def _body(self, headers: Headers, receive: Receive, expected: str) -> bytes:
+        """The whole body. ``expected`` is the type to name to who sends a foreign one. Raises ApiError and ClientDisconnect."""
         if not _has_body(headers):
             return b""
         body = bytearray()
@@ -136,8 +141,16 @@ class RequestGuard:
         kind = email.message.Message()
         kind["content-type"] = headers.get("content-type", "")
         if kind.get_content_type() not in BODY_TYPES:
-            raise ApiError("unsupported_media_type", "send the body as Content-Type: application/json")
+            raise ApiError("unsupported_media_type", f"send the body as Content-Type: {expected}")
         return bytes(body)
+
+
+def body_type_of(path: str) -> str:
+    """The type of a body at this path."""
+    whep = _WHEP.fullmatch(path)
+    if whep is None:
+        return JSON
+    return FRAGMENT if whep["connection"] else SDP
 
 
 async def _pieces(receive: Receive, bound_bytes: int) -> AsyncGenerator[bytes, None]:

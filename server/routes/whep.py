@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ithaka.server.errors import ApiError
+from ithaka.server.routes.guards import FRAGMENT, SDP
 from ithaka.server.routes.schemas import error_answers
 from ithaka.server.routes.services import SeenSession, principal_of, services_of
 from ithaka.server.routes.sessions import ALWAYS
@@ -22,8 +23,6 @@ from ithaka.server.transports.webrtc.offer import read_fragment, read_offer
 from ithaka.server.transports.webrtc.settings import IceServer, ice_servers
 
 router = APIRouter(prefix="/v1/sessions", tags=["webrtc"])
-SDP = "application/sdp"
-FRAGMENT = "application/trickle-ice-sdpfrag"
 _BODY = ("body_too_large", "unsupported_media_type")
 _SDP_BODY = {"requestBody": {"required": True, "content": {SDP: {"schema": {"type": "string"}}}}}
 _FRAGMENT_BODY = {"requestBody": {"required": True, "content": {FRAGMENT: {"schema": {"type": "string"}}}}}
@@ -53,7 +52,7 @@ async def play(session: SeenSession, request: Request, role: Role = "viewer") ->
     answered = await services_of(request).rtc.answer(session, role, offer)
     headers = {
         "Location": f"{request.url.path}/{answered.connection_id}",
-        "ETag": f'"{answered.connection_id}"',
+        "ETag": _etag(answered.connection_id),
         "Accept-Patch": FRAGMENT,
         **_links(session, request),
     }
@@ -65,10 +64,14 @@ async def play(session: SeenSession, request: Request, role: Role = "viewer") ->
     status_code=204,
     summary="Add candidates",
     openapi_extra=_FRAGMENT_BODY,
-    responses=error_answers(*ALWAYS, *_BODY, "sdp_invalid", "ice_restart_unsupported", "session_unknown", "connection_unknown"),
+    responses=error_answers(
+        *ALWAYS, *_BODY, "sdp_invalid", "ice_restart_unsupported", "session_unknown", "connection_unknown", "etag_mismatch"
+    ),
 )
 async def trickle(session: SeenSession, connection_id: str, request: Request) -> None:
+    """With `If-Match`, only where it names this connection's ETag."""
     fragment = read_fragment(await _text(request, FRAGMENT))
+    _require_match(request, connection_id)
     await services_of(request).rtc.add_candidates(session, connection_id, fragment)
 
 
@@ -82,6 +85,18 @@ async def trickle(session: SeenSession, connection_id: str, request: Request) ->
 async def stop(session: SeenSession, connection_id: str, request: Request) -> Response:
     await services_of(request).rtc.end(session, connection_id)
     return Response(status_code=200)
+
+
+def _etag(connection_id: str) -> str:
+    """A connection keeps its one ICE session, so that its id names both."""
+    return f'"{connection_id}"'
+
+
+def _require_match(request: Request, connection_id: str) -> None:
+    """Raises ApiError ``etag_mismatch``. A request without ``If-Match`` is taken for the only ICE session there is."""
+    named = [tag.strip() for header in request.headers.getlist("if-match") for tag in header.split(",")]
+    if named and not {"*", _etag(connection_id)} & set(named):
+        raise ApiError("etag_mismatch", f"If-Match has to be {_etag(connection_id)}, the ETag that came with the answer")
 
 
 async def _text(request: Request, expected: str) -> str:

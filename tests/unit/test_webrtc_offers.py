@@ -86,10 +86,72 @@ def test_video_that_is_only_sent_is_no_wish_for_video() -> None:
         (r"a=ice-pwd.*\n", "ice-pwd"),
         (r"a=fingerprint.*\n", "fingerprint"),
         (r"m=(.|\n)*", "media sections"),
+        (r"a=mid:1\n", "mid"),
     ],
 )
 def test_what_is_missing_is_named(pattern: str, told: str) -> None:
     assert told in refused(re.sub(pattern, "", OFFER))
+
+
+@pytest.mark.parametrize(
+    "fingerprint",
+    [
+        "md5 " + ":".join(["AB"] * 16),
+        "sha-1 " + ":".join(["AB"] * 20),
+        "sha-256 " + ":".join(["AB"] * 31),
+        "sha-256 " + ":".join(["AB"] * 33),
+        "sha-256 " + "AB" * 32,
+        "sha-256 " + ":".join(["XY"] * 32),
+        "sha-512 " + ":".join(["AB"] * 32),
+        "sha-256 nonsense",
+    ],
+)
+def test_a_fingerprint_that_no_certificate_can_have_is_refused(fingerprint: str) -> None:
+    assert "fingerprint" in refused(re.sub(r"a=fingerprint:.*", f"a=fingerprint:{fingerprint}", OFFER))
+
+
+def test_a_fingerprint_that_is_not_known_beside_one_that_is_does_no_harm() -> None:
+    md5 = "a=fingerprint:md5 " + ":".join(["AB"] * 16)
+    assert read_offer(OFFER.replace("a=fingerprint", f"{md5}\na=fingerprint")).mids == ("0", "1")
+
+
+def test_two_sections_of_one_name_are_refused() -> None:
+    assert "mid" in refused(OFFER.replace("a=mid:1", "a=mid:0"))
+
+
+UNUSABLE_CANDIDATES = [
+    "1 1 udp 1 192.0.2.1 0 typ host",
+    "1 1 udp 1 192.0.2.1 65536 typ host",
+    "1 1 udp 1 127.0.0.1 99999 typ host",
+    "1 1 udp 1 192.0.2.1 -1 typ host",
+    "1 1 udp 1 192.0.2.1 \u0661 typ host",
+    "1 1 udp 1 192.0.2.256 9 typ host",
+    "1 1 udp 1 host.example.org 9 typ host",
+    "1 1 udp 1 fe80::1%eth0 9 typ host",
+    "1 1 udp 1 :: 9 type host",
+    "1 1 udp 1 192.0.2.1 9 typ guest",
+    "1 0 udp 1 192.0.2.1 9 typ host",
+    "1 1 udp 4294967296 192.0.2.1 9 typ host",
+    "1 1 udp 1 192.0.2.1 9 typ host raddr 192.0.2.1 rport x",
+]
+
+
+@pytest.mark.parametrize("candidate", UNUSABLE_CANDIDATES)
+def test_a_candidate_that_nothing_can_be_sent_to_is_refused_at_once_and_later(candidate: str) -> None:
+    assert "not a candidate" in refused(OFFER.replace("a=ice-ufrag", f"a=candidate:{candidate}\na=ice-ufrag", 1))
+    with pytest.raises(ApiError) as caught:
+        read_fragment(f"a=mid:0\r\na=candidate:{candidate}\r\n")
+    assert caught.value.code == "sdp_invalid"
+
+
+def test_a_candidate_of_a_section_that_the_offer_lacks_is_refused() -> None:
+    candidate = "a=candidate:1 1 udp 1 192.0.2.1 9 typ host\r\n"
+    for known in (f"a=mid:1\r\n{candidate}", f"m=x\r\nm=x\r\n{candidate}", candidate):
+        read_fragment(known).check(("0", "1"))
+    for unknown in (f"a=mid:2\r\n{candidate}", "m=x\r\n" * 3 + candidate):
+        with pytest.raises(ApiError) as caught:
+            read_fragment(unknown).check(("0", "1"))
+        assert caught.value.code == "sdp_invalid"
 
 
 def test_neither_video_nor_channel_is_refused() -> None:

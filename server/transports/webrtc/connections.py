@@ -89,7 +89,7 @@ class WebRtcConnections:
         return Answered(connection_id, sdp)
 
     async def add_candidates(self, session: Session, connection_id: str, fragment: Fragment) -> None:
-        """Raises ApiError ``connection_unknown`` or ``ice_restart_unsupported``."""
+        """Raises ApiError ``connection_unknown``, ``ice_restart_unsupported`` or ``sdp_invalid``."""
         await self._find(session, connection_id).link.add_candidates(fragment)
 
     async def end(self, session: Session, connection_id: str) -> None:

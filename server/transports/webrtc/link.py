@@ -93,7 +93,9 @@ class Link:
         except Exception as error:
             if "send parameters" in str(error):
                 raise ApiError(
-                    "codec_unsupported", "the offer has no H.264 and no VP8 that this server can send", field="sdp"
+                    "codec_unsupported",
+                    "the offer has neither H.264 with packetization-mode=1 nor VP8; this server sends nothing else",
+                    field="sdp",
                 ) from None
             raise ApiError(
                 "sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp"
@@ -120,10 +122,11 @@ class Link:
         return str(connection.localDescription.sdp)
 
     async def add_candidates(self, fragment: Fragment) -> None:
-        """Raises ApiError ``ice_restart_unsupported``."""
+        """Raises ApiError ``ice_restart_unsupported``, ``sdp_invalid``."""
         assert self._offer is not None
         if fragment.ice_username and fragment.ice_username != self._offer.ice_username:
             raise ApiError("ice_restart_unsupported", "this connection can't change its ICE session; open another one")
+        fragment.check(self._offer.mids)
         for candidate in fragment.candidates:
             await self._connection.addIceCandidate(candidate)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiortc import RTCIceCandidate
-from aiortc.sdp import SessionDescription, candidate_from_sdp
+from aiortc.sdp import MediaDescription, SessionDescription
 
 from ithaka.server.errors import ApiError
+from ithaka.server.transports.webrtc.candidate_line import CandidateError, read_candidate
 from ithaka.server.transports.webrtc.playout_delay import URI
 
 MAX_CANDIDATES = 64
@@ -15,19 +18,24 @@ MAX_CANDIDATES = 64
 MAX_MEDIA = 8
 MAX_EXTENSION_ID = 14
 END_OF_CANDIDATES = "a=end-of-candidates"
+DIGEST_BYTES = {"sha-256": 32, "sha-384": 48, "sha-512": 64}
+"""Of a certificate, as DTLS compares them here; others prove too little."""
 _CANDIDATE = "candidate:"
+_HEX_PAIRS = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2})*")
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """``sdp`` is what the peer said without the candidates that can't be used; ``ice_username`` names its ICE session.
-    ``playout_delay_id`` is the RTP header extension's, None where the peer does not know it.
+    """``sdp`` is what the peer said without the candidates that can't be used; ``ice_username`` names its ICE session,
+    ``mids`` its media sections in order. ``playout_delay_id`` is the RTP header extension's, None where the peer does not know
+    it.
     """
 
     sdp: str
     has_video: bool
     has_channel: bool
     ice_username: str
+    mids: tuple[str, ...]
     playout_delay_id: int | None = None
 
 
@@ -38,12 +46,24 @@ class Fragment:
     candidates: tuple[RTCIceCandidate, ...]
     ice_username: str
 
+    def check(self, mids: Sequence[str]) -> None:
+        """``mids`` of the offer. Raises ApiError ``sdp_invalid`` where a candidate belongs to no media section of it."""
+        for candidate in self.candidates:
+            index = candidate.sdpMLineIndex
+            is_known = candidate.sdpMid in mids if index is None else index < len(mids)
+            if not is_known:
+                named = candidate.sdpMid if index is None else f"the one at place {index}"
+                raise ApiError("sdp_invalid", f"the offer has no media section {named}; it has {', '.join(mids)}")
+
 
 def read_offer(sdp: str) -> Offer:
     """Raises ApiError ``sdp_invalid``."""
     lines = [line for line in sdp.splitlines() if not _is_hidden(line)]
-    if sum(line.startswith(f"a={_CANDIDATE}") for line in lines) > MAX_CANDIDATES:
+    candidates = [line for line in lines if line.startswith(f"a={_CANDIDATE}")]
+    if len(candidates) > MAX_CANDIDATES:
         raise ApiError("sdp_invalid", f"an offer has at most {MAX_CANDIDATES} candidates", field="sdp")
+    for line in candidates:
+        _candidate(line)
     text = "\r\n".join((*lines, ""))
     try:
         description = SessionDescription.parse(text)
@@ -56,8 +76,11 @@ def read_offer(sdp: str) -> Offer:
     usernames = [section.ice.usernameFragment for section in media if section.ice is not None and section.ice.password]
     if len(usernames) < len(media) or not usernames[0]:
         raise ApiError("sdp_invalid", "a=ice-ufrag or a=ice-pwd is missing", field="sdp")
-    if any(section.dtls is None or not section.dtls.fingerprints for section in media):
-        raise ApiError("sdp_invalid", "a=fingerprint is missing", field="sdp")
+    for section in media:
+        _check_fingerprints(section)
+    mids = tuple(section.rtp.muxId for section in media)
+    if not all(mids) or len(set(mids)) < len(mids):
+        raise ApiError("sdp_invalid", "a=mid is missing, or two media sections have the same", field="sdp")
     videos = [section for section in media if section.kind == "video" and section.port]
     has_video = any(section.direction in ("recvonly", "sendrecv") for section in videos)
     has_channel = any(section.kind == "application" for section in media)
@@ -66,7 +89,7 @@ def read_offer(sdp: str) -> Offer:
     extensions = [extension for section in videos for extension in section.rtp.headerExtensions]
     # Longer ids would need another form of header, on which the peer would have to agree.
     delay_ids = (extension.id for extension in extensions if extension.uri == URI and 1 <= extension.id <= MAX_EXTENSION_ID)
-    return Offer(text, has_video, has_channel, usernames[0], next(delay_ids, None))
+    return Offer(text, has_video, has_channel, usernames[0], mids, next(delay_ids, None))
 
 
 def read_fragment(text: str) -> Fragment:
@@ -84,7 +107,12 @@ def read_fragment(text: str) -> Fragment:
         elif _is_hidden(line):
             says_something = True
         elif name == "a=candidate":
-            candidates.append(_candidate(line, mid, max(0, num_media - 1)))
+            candidate = _candidate(line)
+            if mid:
+                candidate.sdpMid = mid
+            else:
+                candidate.sdpMLineIndex = max(0, num_media - 1)
+            candidates.append(candidate)
             if len(candidates) > MAX_CANDIDATES:
                 raise ApiError("sdp_invalid", f"a fragment has at most {MAX_CANDIDATES} candidates")
     if not candidates and not says_something:
@@ -92,16 +120,26 @@ def read_fragment(text: str) -> Fragment:
     return Fragment(tuple(candidates), username)
 
 
-def _candidate(line: str, mid: str, media_index: int) -> RTCIceCandidate:
+def _candidate(line: str) -> RTCIceCandidate:
+    """Raises ApiError ``sdp_invalid``."""
     try:
-        candidate = candidate_from_sdp(line.removeprefix(f"a={_CANDIDATE}"))
-    except (ValueError, IndexError, AssertionError, KeyError):
-        raise ApiError("sdp_invalid", f"not a candidate: {line[:100]}") from None
-    if mid:
-        candidate.sdpMid = mid
-    else:
-        candidate.sdpMLineIndex = media_index
-    return candidate
+        return read_candidate(line.removeprefix(f"a={_CANDIDATE}"))
+    except CandidateError as error:
+        raise ApiError("sdp_invalid", f"not a candidate, {error}: {line[:100]}") from None
+
+
+def _check_fingerprints(section: MediaDescription) -> None:
+    """Raises ApiError ``sdp_invalid`` unless the peer's certificate can be known by one, and all are well-formed."""
+    if section.dtls is None or not section.dtls.fingerprints:
+        raise ApiError("sdp_invalid", "a=fingerprint is missing", field="sdp")
+    known = [one for one in section.dtls.fingerprints if one.algorithm.lower() in DIGEST_BYTES]
+    if not known:
+        raise ApiError("sdp_invalid", f"a=fingerprint has to be one of {', '.join(DIGEST_BYTES)}", field="sdp")
+    for one in known:
+        num_bytes = DIGEST_BYTES[one.algorithm.lower()]
+        if not _HEX_PAIRS.fullmatch(one.value) or len(one.value) != 3 * num_bytes - 1:
+            message = f"a=fingerprint:{one.algorithm} has {num_bytes} pairs of hexadecimal digits with colons between"
+            raise ApiError("sdp_invalid", message, field="sdp")
 
 
 def _is_hidden(line: str) -> bool:
