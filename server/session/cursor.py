@@ -67,7 +67,7 @@ class LiveCursor:
     """
 
     def __init__(self, newest_seq: int, role: Role, *, acknowledges: bool, key_frame_wanted: Callable[[], None]) -> None:
-        self._after_seq = newest_seq
+        self._after_seq = self._began_after_seq = newest_seq
         self._is_controller = role == "controller"
         self._acknowledges = acknowledges
         self._key_frame_wanted = key_frame_wanted
@@ -75,7 +75,7 @@ class LiveCursor:
         self.skipped = 0
 
     def take(self, flow: FrameFlow) -> tuple[EncodedFrame, bool] | None:
-        if self._acknowledges and flow.delivery.in_flight >= flow.max_lag_frames:
+        if self._acknowledges and self._in_flight(flow) >= flow.max_lag_frames:
             return None
         retention = flow.retention
         if self._is_decoding and retention.newest_seq - self._after_seq > flow.max_lag_frames:
@@ -92,6 +92,11 @@ class LiveCursor:
         if self._is_controller:
             flow.delivery.sent(seq)
         return frame, False
+
+    def _in_flight(self, flow: FrameFlow) -> int:
+        """Of this connection: what an earlier one sent is not on its way any more, and a track's is never acknowledged."""
+        delivery = flow.delivery
+        return delivery.sent_through - max(delivery.decoded_through, self._began_after_seq)
 
     def _following(self, flow: FrameFlow) -> EncodedFrame | None:
         for seq in range(self._after_seq + 1, flow.retention.newest_seq + 1):

@@ -29,11 +29,6 @@ class Delivery:
         return self.decoded_through + self.window
 
     @property
-    def in_flight(self) -> int:
-        """Frames between the newest sent and the newest decoded, lost ones too."""
-        return max(0, self.sent_through - self.decoded_through)
-
-    @property
     def owes_ack(self) -> bool:
         """Whether a frame was sent that the client has not acknowledged as decoded."""
         return self.decoded_through < self.sent_through

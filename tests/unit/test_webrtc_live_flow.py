@@ -169,6 +169,24 @@ def test_over_a_track_nothing_waits_for_acknowledgements() -> None:
     assert seqs == list(range(1, 100)) and flow.delivery.sent_through == 99
 
 
+@pytest.mark.parametrize("was_acknowledged", [0, 1], ids=["over a track", "over a socket that broke"])
+def test_what_a_lost_connection_had_in_flight_holds_the_next_one_not_up(was_acknowledged: int) -> None:
+    flow = flow_of()
+    flow.resume("stream", 1)
+    lost = controller_cursor(flow, 1, 1, lambda: None, acknowledges=bool(was_acknowledged))
+    add(flow, *(frame(seq, key=seq == 1) for seq in range(1, LAG + 1)))
+    assert taken(lost, flow) == list(range(1, LAG + 1))
+    next_seq = was_acknowledged + 1
+    flow.resume("stream", next_seq)
+    cursor = controller_cursor(flow, next_seq, next_seq, lambda: None, acknowledges=True)
+    add(flow, *(frame(seq, key=seq == LAG + 1) for seq in range(LAG + 1, 2 * LAG + 1)))
+    assert taken(cursor, flow) == list(range(LAG + 1, 2 * LAG + 1))
+    add(flow, frame(2 * LAG + 1))
+    assert taken(cursor, flow) == [], "as many of its own as may be are in flight"
+    flow.acknowledge(LAG + 1, LAG + 1)
+    assert taken(cursor, flow) == [2 * LAG + 1]
+
+
 def test_a_foreign_stream_is_refused_in_live_too() -> None:
     with pytest.raises(ProtocolViolation):
         flow_of().resume("another", 1)

@@ -1,6 +1,8 @@
 import { systemClock } from "./clock.js";
-import { ApiError, ConnectionLostError, IthakaError, ProtocolError, UnsupportedError } from "./errors.js";
+import { apiErrorOf, ConnectionLostError, IthakaError, ProtocolError, UnsupportedError } from "./errors.js";
+import { type LiveCarrier, LiveSession, type LiveSessionEvents } from "./live-session.js";
 import { Session, type SessionEvents, type SessionInfo } from "./session.js";
+import type { Takeover } from "./takeover.js";
 import { LiveVideo } from "./webrtc.js";
 
 /** What can be served. Size and rate are null until the model was ready once. */
@@ -42,8 +44,6 @@ export interface CreateOptions {
   readonly resumeTimeoutMs?: number;
 }
 
-export type LiveCarrier = "webrtc" | "websocket";
-
 export interface LiveOptions {
   readonly model: string;
   readonly seed?: number | undefined;
@@ -52,13 +52,10 @@ export interface LiveOptions {
   readonly options?: Readonly<Record<string, unknown>>;
   /** Shows the picture while WebRTC carries it. */
   readonly video: HTMLVideoElement;
-  /** Shows it where WebRTC does not come up. */
+  /** Shows it where WebRTC does not come up, or breaks. */
   readonly canvas: HTMLCanvasElement;
-  readonly events: SessionEvents & {
-    /** What carries the picture, and why it is no track. */
-    carrier?(carrier: LiveCarrier, why: string | null): void;
-  };
-  /** How long WebRTC may take. */
+  readonly events: LiveSessionEvents;
+  /** How long WebRTC may take, from when the session has its place. */
   readonly webRtcTimeoutMs?: number;
   /** "websocket" does not try WebRTC. */
   readonly carrier?: LiveCarrier;
@@ -112,15 +109,16 @@ export class Client {
 
   /**
    * A session with the lowest latency, in which frames may be lost: by WebRTC in `video`, or, where that does not come up in
-   * time, by WebSocket in `canvas`. Throws as `createSession`.
+   * time or breaks later, by WebSocket in `canvas`. Throws as `createSession`.
    */
-  async createLiveSession(options: LiveOptions): Promise<Session | LiveVideo> {
+  async createLiveSession(options: LiveOptions): Promise<LiveSession> {
+    if (options.carrier === "websocket") requireWebCodecs();
     const answer = await this.call("POST", "/v1/sessions", { ...wishOf(options), delivery: "live" });
     return this.openLive(answer, options, "controller");
   }
 
   /** Look at a session that another page steers. A live one comes by WebRTC where it can. Throws as `createSession`. */
-  async watch(options: WatchOptions): Promise<Session | LiveVideo> {
+  async watch(options: WatchOptions): Promise<Session | LiveSession> {
     requireWebCodecs();
     const { sessionId, video } = options;
     const token = options.token ?? (await this.viewerToken(sessionId));
@@ -137,38 +135,33 @@ export class Client {
     return this.mintToken(sessionId, "viewer");
   }
 
-  private async openLive(
-    answer: Record<string, unknown>,
-    options: LiveShown,
-    role: Role,
-  ): Promise<Session | LiveVideo> {
-    const { events } = options;
+  private openLive(answer: Record<string, unknown>, options: LiveShown, role: Role): LiveSession {
     const info = readSession(answer);
-    if (options.carrier === "websocket") {
-      requireWebCodecs();
-      events.carrier?.("websocket", null);
-      return this.open(answer, options, role, true);
-    }
-    try {
-      const live = await LiveVideo.open({
-        info,
-        sessionUrl: this.url(sessionPath(info.id)).href,
-        token: tokenOf(answer),
-        video: options.video,
-        events: { ...events, connected: (hello) => events.connected?.(hello, 1) },
-        clock: systemClock,
-        ...(options.webRtcTimeoutMs === undefined ? {} : { deadlineMs: options.webRtcTimeoutMs }),
-      });
-      events.carrier?.("webrtc", null);
-      return live;
-    } catch (error) {
-      requireWebCodecs();
-      events.carrier?.("websocket", error instanceof Error ? error.message : String(error));
-      return this.open(answer, options, role, true);
-    }
+    const sessionUrl = this.url(sessionPath(info.id)).href;
+    const token = tokenOf(answer);
+    const common = { info, sessionUrl, token, clock: systemClock };
+    const deadline = options.webRtcTimeoutMs === undefined ? {} : { deadlineMs: options.webRtcTimeoutMs };
+    return new LiveSession({
+      ...common,
+      random: Math.random,
+      events: options.events,
+      resumeTimeoutMs: RESUME_TIMEOUT_MS,
+      openTrack:
+        options.carrier === "websocket" ? null : (events) => LiveVideo.open({ ...common, ...deadline, video: options.video, events }),
+      openSocket: (events, takeover) => {
+        requireWebCodecs();
+        return this.open(answer, { canvas: options.canvas, events }, role, true, takeover);
+      },
+    });
   }
 
-  private open(answer: Record<string, unknown>, options: Shown, role: Role, isLive: boolean): Session {
+  private open(
+    answer: Record<string, unknown>,
+    options: Shown,
+    role: Role,
+    isLive: boolean,
+    takeover: Takeover | null = null,
+  ): Session {
     const info = readSession(answer);
     return new Session({
       info,
@@ -182,11 +175,13 @@ export class Client {
         isPaced: !isLive && options.pacing !== "unpaced",
         isLive,
         isViewer: role === "viewer",
+        isTakeover: takeover !== null,
         connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
         resumeTimeoutMs: options.resumeTimeoutMs ?? RESUME_TIMEOUT_MS,
       },
       events: options.events,
       renewToken: () => this.mintToken(info.id, role).catch(nullIfRefused),
+      takeover,
     });
   }
 
@@ -224,7 +219,7 @@ export class Client {
     }
     const answer: unknown = await response.json().catch(() => null);
     const fields = typeof answer === "object" && answer !== null ? (answer as Record<string, unknown>) : {};
-    if (!response.ok) throw readError(response, fields["error"]);
+    if (!response.ok) throw apiErrorOf(response, answer);
     return fields;
   }
 
@@ -271,19 +266,6 @@ function requireWebCodecs(): void {
 
 function sessionPath(id: string): string {
   return `/v1/sessions/${encodeURIComponent(id)}`;
-}
-
-function readError(response: Response, error: unknown): ApiError {
-  const fields = typeof error === "object" && error !== null ? (error as Record<string, unknown>) : {};
-  const retryAfter = response.headers.get("Retry-After");
-  return new ApiError(
-    String(fields["code"] ?? `http_${response.status}`),
-    String(fields["message"] ?? `The server answered with HTTP status ${response.status}.`),
-    fields["retryable"] === true,
-    response.status,
-    typeof fields["field"] === "string" ? fields["field"] : null,
-    retryAfter !== null && /^\d+$/.test(retryAfter) ? Number(retryAfter) : null,
-  );
 }
 
 function readModel(model: Record<string, unknown>): ModelInfo {

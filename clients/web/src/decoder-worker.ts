@@ -50,6 +50,7 @@ class Player implements StreamListener {
         renewToken: () => this.renewToken(),
         isLive: order.isLive ?? false,
         isViewer: order.isViewer ?? false,
+        isTakeover: order.isTakeover ?? false,
         connectTimeoutMs: order.connectTimeoutMs,
         resumeTimeoutMs: order.resumeTimeoutMs,
       },

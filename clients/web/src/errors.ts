@@ -75,6 +75,24 @@ export class UsageError extends IthakaError {
   }
 }
 
+/** The error that a server answered with. `answer`: its JSON, whatever that is. */
+export function apiErrorOf(response: Response, answer: unknown): ApiError {
+  const error = fieldsOf(fieldsOf(answer)["error"]);
+  const retryAfter = response.headers.get("Retry-After");
+  return new ApiError(
+    String(error["code"] ?? `http_${response.status}`),
+    String(error["message"] ?? `The server answered with HTTP status ${response.status}.`),
+    error["retryable"] === true,
+    response.status,
+    typeof error["field"] === "string" ? error["field"] : null,
+    retryAfter !== null && /^\d+$/.test(retryAfter) ? Number(retryAfter) : null,
+  );
+}
+
+function fieldsOf(value: unknown): Record<string, unknown> {
+  return typeof value === "object" && value !== null ? (value as Record<string, unknown>) : {};
+}
+
 /** An error as it crosses from the worker to the page. */
 export interface ErrorReport {
   readonly code: string;

@@ -3,7 +3,6 @@ export {
   Client,
   type ClientOptions,
   type CreateOptions,
-  type LiveCarrier,
   type LiveOptions,
   type ModelInfo,
   type WatchOptions,
@@ -20,8 +19,8 @@ export {
   UnsupportedError,
   UsageError,
 } from "./errors.js";
+export { type LiveCarrier, LiveSession, type LiveSessionEvents } from "./live-session.js";
 export type { ControlChange, Hello, Numbered, StateChanged } from "./protocol.js";
 export { Session, type SessionEvents, type SessionInfo } from "./session.js";
 export type { Outcome, Phase } from "./stream.js";
 export type { FrameShown } from "./worker-messages.js";
-export { LiveVideo } from "./webrtc.js";

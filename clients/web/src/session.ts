@@ -2,6 +2,7 @@ import { type ErrorReport, IthakaError, UsageError } from "./errors.js";
 import { HeldKeys } from "./held-keys.js";
 import { buildControl, type ControlChange, type Hello, type StateChanged, type Wish } from "./protocol.js";
 import type { Outcome, Phase } from "./stream.js";
+import type { Takeover } from "./takeover.js";
 import type { FrameShown, FromWorker, ToWorker } from "./worker-messages.js";
 
 /** A session as the server described it when it was created. */
@@ -43,6 +44,8 @@ export interface SessionParts {
   readonly order: Extract<ToWorker, { type: "open" }>;
   readonly events: SessionEvents;
   readonly renewToken: () => Promise<string | null>;
+  /** What another carrier left. */
+  readonly takeover?: Takeover | null;
 }
 
 /** A session as a page uses it: it shows frames in its canvas and takes controls. Made by `Client.createSession`. */
@@ -52,8 +55,8 @@ export class Session {
   private readonly worker: SessionWorker;
   private readonly events: SessionEvents;
   private readonly renewToken: () => Promise<string | null>;
-  private readonly keys = new HeldKeys();
-  private lastControlId = 0;
+  private readonly keys: HeldKeys;
+  private lastControlId: number;
   private hasEnded = false;
 
   constructor(parts: SessionParts) {
@@ -61,9 +64,13 @@ export class Session {
     this.worker = parts.worker;
     this.events = parts.events;
     this.renewToken = parts.renewToken;
+    this.hello = parts.takeover?.hello ?? null;
+    this.keys = parts.takeover?.keys ?? new HeldKeys();
+    this.lastControlId = parts.takeover?.lastControlId ?? 0;
     this.worker.onmessage = (event) => this.receive(event.data);
     this.worker.onerror = (event) => this.fail(event.message || "the worker could not be loaded");
     this.worker.postMessage(parts.order, parts.order.canvas === null ? [] : [parts.order.canvas]);
+    if (parts.takeover?.wish) this.want(parts.takeover.wish);
   }
 
   /**

@@ -55,6 +55,8 @@ export interface StreamOptions {
   readonly isLive?: boolean;
   /** Looks on: frames may be missing, and nothing is acknowledged. */
   readonly isViewer?: boolean;
+  /** Another carrier was lost: the first connection here is a resume already, with its patience. */
+  readonly isTakeover?: boolean;
 }
 
 const ATTEMPT_TIMEOUT_MS = 5_000;
@@ -91,6 +93,11 @@ export class Stream implements ConnectionListener {
   // -- for the owner ---------------------------------------------------------------------------------------------------
 
   start(): void {
+    if (this.options.isTakeover) {
+      this.numConnections = 1;
+      this.reconnect(new ConnectionLostError("The connection was lost."));
+      return;
+    }
     this.listener.onPhase("connecting");
     this.connect(this.options.connectTimeoutMs);
   }

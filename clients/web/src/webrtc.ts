@@ -1,5 +1,7 @@
+import { delaysMs } from "./backoff.js";
 import type { Clock } from "./clock.js";
-import { ConnectionLostError, type ErrorReport, IthakaError, reportOf, StreamError, UsageError } from "./errors.js";
+import { apiErrorOf, ConnectionLostError, type ErrorReport, IthakaError, reportOf, StreamError, UsageError } from "./errors.js";
+import { HeldKeys } from "./held-keys.js";
 import {
   buildControl,
   buildFin,
@@ -14,10 +16,16 @@ import {
   type Wish,
 } from "./protocol.js";
 import type { SessionInfo } from "./session.js";
+import { SilenceWatch } from "./silence.js";
 import type { Outcome } from "./stream.js";
+import type { Takeover } from "./takeover.js";
 
 /** How long WebRTC may take to come up before something else is tried. */
 export const ICE_DEADLINE_MS = 3_000;
+
+/** A connection that the browser doubts and over which nothing has come this long is dead. */
+const LONGEST_SILENCE_MS = 3_000;
+const GIVE_UP_TIMEOUT_MS = 5_000;
 
 /** More pictures than can be on their way. */
 const MAX_NUMBERS = 256;
@@ -27,6 +35,8 @@ export interface LiveEvents {
   state?(state: StateChanged): void;
   /** The last event. `error` is null after a regular end. */
   ended?(outcome: Outcome, error: ErrorReport | null): void;
+  /** The connection broke, and the session did not: another carrier may go on with it, see `giveUp`. The last event otherwise. */
+  lost?(error: ErrorReport): void;
 }
 
 export interface LiveOptions {
@@ -50,6 +60,10 @@ export class LiveVideo {
   private finalState: StateChanged | null = null;
   private lastSeq = 0;
   private lastControlId = 0;
+  private readonly keys = new HeldKeys();
+  private wish: Wish | null = null;
+  private readonly silence: SilenceWatch;
+  private address: string | null = null;
   private said: ErrorReport | null = null;
   private hasEnded = false;
 
@@ -59,6 +73,12 @@ export class LiveVideo {
   ) {
     this.info = options.info;
     this.peer = new RTCPeerConnection({ iceServers });
+    this.silence = new SilenceWatch(
+      options.clock,
+      LONGEST_SILENCE_MS,
+      () => this.countReceived(),
+      () => this.finish("WebRTC fell silent."),
+    );
     this.channel = this.peer.createDataChannel("ithaka");
     const transceiver = this.peer.addTransceiver("video", { direction: "recvonly" });
     const codecs = RTCRtpReceiver.getCapabilities("video")?.codecs ?? [];
@@ -111,6 +131,7 @@ export class LiveVideo {
     if (this.hello === null) throw new UsageError("The session is not connected yet.");
     if (this.hello.role === "viewer") throw new UsageError("A viewer steers nothing.");
     this.lastControlId += 1;
+    this.keys.apply(this.lastControlId, change);
     this.send(buildControl(this.lastControlId, change));
     return this.lastControlId;
   }
@@ -131,8 +152,30 @@ export class LiveVideo {
   /** Leave at once, without a further event. The last picture stays. */
   close(): void {
     this.hasEnded = true;
+    this.silence.stop();
     this.channel.onclose = this.channel.onmessage = null;
     this.peer.close();
+  }
+
+  /**
+   * After `lost`: tell the server, which may not have noticed, that this connection is gone, so that another may take its place;
+   * again and again while nobody answers, for `timeoutMs`. Returns what the other has to know.
+   */
+  async giveUp(timeoutMs: number): Promise<Takeover> {
+    const { clock } = this.options;
+    const giveUpAt = clock.now() + timeoutMs;
+    for (const delayMs of delaysMs(Math.random)) {
+      if (this.address === null || clock.now() >= giveUpAt) break;
+      try {
+        await call(this.options, "DELETE", this.address, AbortSignal.timeout(GIVE_UP_TIMEOUT_MS));
+        break;
+      } catch (error) {
+        // Refused is answered: the connection is not there any more.
+        if (error instanceof IthakaError) break;
+      }
+      await new Promise<void>((resolve) => clock.after(delayMs, resolve));
+    }
+    return { hello: this.hello, keys: this.keys, lastControlId: this.lastControlId, wish: this.wish };
   }
 
   private async connect(signal: AbortSignal): Promise<void> {
@@ -144,8 +187,8 @@ export class LiveVideo {
     });
     // What is told before the answer is there has to wait for its address.
     const waiting: string[] = [];
-    let address: string | null = null;
     const trickle = (): void => {
+      const { address } = this;
       if (address === null || waiting.length === 0) return;
       const lines = waiting.splice(0).map((candidate) => `a=${candidate}`);
       const fragment = ["a=mid:0", ...lines, ""].join("\r\n");
@@ -156,17 +199,40 @@ export class LiveVideo {
       trickle();
     };
     this.channel.onmessage = ({ data }) => this.receive(data);
-    this.channel.onclose = () => this.finish();
+    this.channel.onclose = () => this.finish("The WebRTC connection was closed.");
     await this.peer.setLocalDescription(await this.peer.createOffer());
     const body = { type: "offer", sdp: this.peer.localDescription?.sdp };
     const answer = await call(this.options, "POST", "/webrtc", signal, body);
-    address = `/webrtc/${encodeURIComponent(String(answer["id"]))}`;
+    this.address = `/webrtc/${encodeURIComponent(String(answer["id"]))}`;
     trickle();
     await this.peer.setRemoteDescription({ type: "answer", sdp: String(answer["sdp"]) });
     await open;
-    this.peer.onconnectionstatechange = () => {
-      if (this.peer.connectionState === "failed") this.finish();
-    };
+    this.peer.onconnectionstatechange = () => this.judgeConnection();
+    this.judgeConnection();
+  }
+
+  private judgeConnection(): void {
+    switch (this.peer.connectionState) {
+      case "failed":
+        this.finish("The WebRTC connection failed.");
+        break;
+      case "disconnected":
+        // It may come back by itself, and often does.
+        this.silence.start();
+        break;
+      default:
+        this.silence.stop();
+    }
+  }
+
+  /** Packets of every kind, answers to the browser's own checks too. */
+  private async countReceived(): Promise<number> {
+    let count = 0;
+    for (const stat of (await this.peer.getStats()).values() as Iterable<Record<string, unknown>>) {
+      if (stat["type"] !== "candidate-pair") continue;
+      for (const name of ["bytesReceived", "responsesReceived", "requestsReceived"]) count += Number(stat[name] ?? 0);
+    }
+    return count;
   }
 
   private receive(data: unknown): void {
@@ -203,6 +269,7 @@ export class LiveVideo {
         this.said = message;
         break;
       case "numbered":
+        this.keys.confirm(message.controlId);
         this.numbers.set(message.rtpTimestamp, message);
         if (this.numbers.size > MAX_NUMBERS) this.numbers.delete(this.numbers.keys().next().value as number);
         break;
@@ -212,6 +279,7 @@ export class LiveVideo {
   }
 
   private want(wish: Wish): void {
+    this.wish = wish;
     this.send(buildWish(wish));
   }
 
@@ -219,10 +287,15 @@ export class LiveVideo {
     if (this.channel.readyState === "open") this.channel.send(text);
   }
 
-  private finish(): void {
+  /** `lost`: how the connection broke, where nothing was said of an end. */
+  private finish(lost = "The connection was lost."): void {
     if (this.hasEnded) return;
     this.close();
     const state = this.finalState;
+    if (state === null && this.said === null && this.options.events.lost !== undefined) {
+      this.options.events.lost(reportOf(new ConnectionLostError(lost)));
+      return;
+    }
     const outcome = {
       delivered: state?.delivered ?? null,
       state: state?.state ?? "closed",
@@ -233,7 +306,7 @@ export class LiveVideo {
     const isRegular = state?.state === "closed" && this.said === null;
     const error = this.said
       ? new StreamError(this.said.code, this.said.message, this.said.retryable, 0)
-      : new ConnectionLostError("The connection was lost.");
+      : new ConnectionLostError(lost);
     this.options.events.ended?.(outcome, isRegular ? null : reportOf(error));
   }
 }
@@ -251,9 +324,7 @@ async function call(
   const response = await fetch(options.sessionUrl + path, { method, headers, signal, body: body ? JSON.stringify(body) : null });
   const answer = (await response.json().catch(() => ({}))) as Record<string, unknown>;
   if (response.ok) return answer;
-  const error = (answer["error"] ?? {}) as Record<string, unknown>;
-  const code = String(error["code"] ?? `http_${response.status}`);
-  throw new ConnectionLostError(String(error["message"] ?? `The server answered with ${response.status}.`), code);
+  throw apiErrorOf(response, answer);
 }
 
 function readIceServers(servers: unknown): RTCIceServer[] {

@@ -17,6 +17,8 @@ export type ToWorker =
       readonly isLive?: boolean;
       /** Looks on and says nothing. */
       readonly isViewer?: boolean;
+      /** Goes on with a session that another carrier lost. */
+      readonly isTakeover?: boolean;
       readonly connectTimeoutMs: number;
       readonly resumeTimeoutMs: number;
     }

@@ -1,5 +1,6 @@
 import { systemClock } from "./clock.js";
-import { ApiError, ConnectionLostError, IthakaError, ProtocolError, UnsupportedError } from "./errors.js";
+import { apiErrorOf, ConnectionLostError, IthakaError, ProtocolError, UnsupportedError } from "./errors.js";
+import { LiveSession } from "./live-session.js";
 import { Session } from "./session.js";
 import { LiveVideo } from "./webrtc.js";
 const TIMEOUT_MS = 10_000;
@@ -33,9 +34,11 @@ export class Client {
     }
     /**
      * A session with the lowest latency, in which frames may be lost: by WebRTC in `video`, or, where that does not come up in
-     * time, by WebSocket in `canvas`. Throws as `createSession`.
+     * time or breaks later, by WebSocket in `canvas`. Throws as `createSession`.
      */
     async createLiveSession(options) {
+        if (options.carrier === "websocket")
+            requireWebCodecs();
         const answer = await this.call("POST", "/v1/sessions", { ...wishOf(options), delivery: "live" });
         return this.openLive(answer, options, "controller");
     }
@@ -56,34 +59,25 @@ export class Client {
     viewerToken(sessionId) {
         return this.mintToken(sessionId, "viewer");
     }
-    async openLive(answer, options, role) {
-        const { events } = options;
+    openLive(answer, options, role) {
         const info = readSession(answer);
-        if (options.carrier === "websocket") {
-            requireWebCodecs();
-            events.carrier?.("websocket", null);
-            return this.open(answer, options, role, true);
-        }
-        try {
-            const live = await LiveVideo.open({
-                info,
-                sessionUrl: this.url(sessionPath(info.id)).href,
-                token: tokenOf(answer),
-                video: options.video,
-                events: { ...events, connected: (hello) => events.connected?.(hello, 1) },
-                clock: systemClock,
-                ...(options.webRtcTimeoutMs === undefined ? {} : { deadlineMs: options.webRtcTimeoutMs }),
-            });
-            events.carrier?.("webrtc", null);
-            return live;
-        }
-        catch (error) {
-            requireWebCodecs();
-            events.carrier?.("websocket", error instanceof Error ? error.message : String(error));
-            return this.open(answer, options, role, true);
-        }
+        const sessionUrl = this.url(sessionPath(info.id)).href;
+        const token = tokenOf(answer);
+        const common = { info, sessionUrl, token, clock: systemClock };
+        const deadline = options.webRtcTimeoutMs === undefined ? {} : { deadlineMs: options.webRtcTimeoutMs };
+        return new LiveSession({
+            ...common,
+            random: Math.random,
+            events: options.events,
+            resumeTimeoutMs: RESUME_TIMEOUT_MS,
+            openTrack: options.carrier === "websocket" ? null : (events) => LiveVideo.open({ ...common, ...deadline, video: options.video, events }),
+            openSocket: (events, takeover) => {
+                requireWebCodecs();
+                return this.open(answer, { canvas: options.canvas, events }, role, true, takeover);
+            },
+        });
     }
-    open(answer, options, role, isLive) {
+    open(answer, options, role, isLive, takeover = null) {
         const info = readSession(answer);
         return new Session({
             info,
@@ -97,11 +91,13 @@ export class Client {
                 isPaced: !isLive && options.pacing !== "unpaced",
                 isLive,
                 isViewer: role === "viewer",
+                isTakeover: takeover !== null,
                 connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
                 resumeTimeoutMs: options.resumeTimeoutMs ?? RESUME_TIMEOUT_MS,
             },
             events: options.events,
             renewToken: () => this.mintToken(info.id, role).catch(nullIfRefused),
+            takeover,
         });
     }
     /** Let a session drain, or close it at once. */
@@ -136,7 +132,7 @@ export class Client {
         const answer = await response.json().catch(() => null);
         const fields = typeof answer === "object" && answer !== null ? answer : {};
         if (!response.ok)
-            throw readError(response, fields["error"]);
+            throw apiErrorOf(response, answer);
         return fields;
     }
     url(path) {
@@ -175,11 +171,6 @@ function requireWebCodecs() {
 }
 function sessionPath(id) {
     return `/v1/sessions/${encodeURIComponent(id)}`;
-}
-function readError(response, error) {
-    const fields = typeof error === "object" && error !== null ? error : {};
-    const retryAfter = response.headers.get("Retry-After");
-    return new ApiError(String(fields["code"] ?? `http_${response.status}`), String(fields["message"] ?? `The server answered with HTTP status ${response.status}.`), fields["retryable"] === true, response.status, typeof fields["field"] === "string" ? fields["field"] : null, retryAfter !== null && /^\d+$/.test(retryAfter) ? Number(retryAfter) : null);
 }
 function readModel(model) {
     return {

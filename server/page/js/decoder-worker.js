@@ -30,6 +30,7 @@ class Player {
             renewToken: () => this.renewToken(),
             isLive: order.isLive ?? false,
             isViewer: order.isViewer ?? false,
+            isTakeover: order.isTakeover ?? false,
             connectTimeoutMs: order.connectTimeoutMs,
             resumeTimeoutMs: order.resumeTimeoutMs,
         }, this);

@@ -63,6 +63,15 @@ export class UsageError extends IthakaError {
         super("usage", message);
     }
 }
+/** The error that a server answered with. `answer`: its JSON, whatever that is. */
+export function apiErrorOf(response, answer) {
+    const error = fieldsOf(fieldsOf(answer)["error"]);
+    const retryAfter = response.headers.get("Retry-After");
+    return new ApiError(String(error["code"] ?? `http_${response.status}`), String(error["message"] ?? `The server answered with HTTP status ${response.status}.`), error["retryable"] === true, response.status, typeof error["field"] === "string" ? error["field"] : null, retryAfter !== null && /^\d+$/.test(retryAfter) ? Number(retryAfter) : null);
+}
+function fieldsOf(value) {
+    return typeof value === "object" && value !== null ? value : {};
+}
 export function reportOf(error) {
     if (error instanceof IthakaError)
         return { code: error.code, message: error.message, retryable: error.retryable };

@@ -8,17 +8,22 @@ export class Session {
     worker;
     events;
     renewToken;
-    keys = new HeldKeys();
-    lastControlId = 0;
+    keys;
+    lastControlId;
     hasEnded = false;
     constructor(parts) {
         this.info = parts.info;
         this.worker = parts.worker;
         this.events = parts.events;
         this.renewToken = parts.renewToken;
+        this.hello = parts.takeover?.hello ?? null;
+        this.keys = parts.takeover?.keys ?? new HeldKeys();
+        this.lastControlId = parts.takeover?.lastControlId ?? 0;
         this.worker.onmessage = (event) => this.receive(event.data);
         this.worker.onerror = (event) => this.fail(event.message || "the worker could not be loaded");
         this.worker.postMessage(parts.order, parts.order.canvas === null ? [] : [parts.order.canvas]);
+        if (parts.takeover?.wish)
+            this.want(parts.takeover.wish);
     }
     /**
      * Returns the control's id: the first frame whose `controlId` is at least this used it. Keys and prompt that an outage

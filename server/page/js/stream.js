@@ -35,6 +35,11 @@ export class Stream {
     }
     // -- for the owner ---------------------------------------------------------------------------------------------------
     start() {
+        if (this.options.isTakeover) {
+            this.numConnections = 1;
+            this.reconnect(new ConnectionLostError("The connection was lost."));
+            return;
+        }
         this.listener.onPhase("connecting");
         this.connect(this.options.connectTimeoutMs);
     }

@@ -1,7 +1,13 @@
-import { ConnectionLostError, IthakaError, reportOf, StreamError, UsageError } from "./errors.js";
+import { delaysMs } from "./backoff.js";
+import { apiErrorOf, ConnectionLostError, IthakaError, reportOf, StreamError, UsageError } from "./errors.js";
+import { HeldKeys } from "./held-keys.js";
 import { buildControl, buildFin, buildPong, buildResume, buildWish, parseMessage, } from "./protocol.js";
+import { SilenceWatch } from "./silence.js";
 /** How long WebRTC may take to come up before something else is tried. */
 export const ICE_DEADLINE_MS = 3_000;
+/** A connection that the browser doubts and over which nothing has come this long is dead. */
+const LONGEST_SILENCE_MS = 3_000;
+const GIVE_UP_TIMEOUT_MS = 5_000;
 /** More pictures than can be on their way. */
 const MAX_NUMBERS = 256;
 /** A live session in a video element: the picture comes as a WebRTC track, messages go over a data channel. */
@@ -15,12 +21,17 @@ export class LiveVideo {
     finalState = null;
     lastSeq = 0;
     lastControlId = 0;
+    keys = new HeldKeys();
+    wish = null;
+    silence;
+    address = null;
     said = null;
     hasEnded = false;
     constructor(options, iceServers) {
         this.options = options;
         this.info = options.info;
         this.peer = new RTCPeerConnection({ iceServers });
+        this.silence = new SilenceWatch(options.clock, LONGEST_SILENCE_MS, () => this.countReceived(), () => this.finish("WebRTC fell silent."));
         this.channel = this.peer.createDataChannel("ithaka");
         const transceiver = this.peer.addTransceiver("video", { direction: "recvonly" });
         const codecs = RTCRtpReceiver.getCapabilities("video")?.codecs ?? [];
@@ -74,6 +85,7 @@ export class LiveVideo {
         if (this.hello.role === "viewer")
             throw new UsageError("A viewer steers nothing.");
         this.lastControlId += 1;
+        this.keys.apply(this.lastControlId, change);
         this.send(buildControl(this.lastControlId, change));
         return this.lastControlId;
     }
@@ -90,8 +102,32 @@ export class LiveVideo {
     /** Leave at once, without a further event. The last picture stays. */
     close() {
         this.hasEnded = true;
+        this.silence.stop();
         this.channel.onclose = this.channel.onmessage = null;
         this.peer.close();
+    }
+    /**
+     * After `lost`: tell the server, which may not have noticed, that this connection is gone, so that another may take its place;
+     * again and again while nobody answers, for `timeoutMs`. Returns what the other has to know.
+     */
+    async giveUp(timeoutMs) {
+        const { clock } = this.options;
+        const giveUpAt = clock.now() + timeoutMs;
+        for (const delayMs of delaysMs(Math.random)) {
+            if (this.address === null || clock.now() >= giveUpAt)
+                break;
+            try {
+                await call(this.options, "DELETE", this.address, AbortSignal.timeout(GIVE_UP_TIMEOUT_MS));
+                break;
+            }
+            catch (error) {
+                // Refused is answered: the connection is not there any more.
+                if (error instanceof IthakaError)
+                    break;
+            }
+            await new Promise((resolve) => clock.after(delayMs, resolve));
+        }
+        return { hello: this.hello, keys: this.keys, lastControlId: this.lastControlId, wish: this.wish };
     }
     async connect(signal) {
         const open = new Promise((resolve, reject) => {
@@ -103,8 +139,8 @@ export class LiveVideo {
         });
         // What is told before the answer is there has to wait for its address.
         const waiting = [];
-        let address = null;
         const trickle = () => {
+            const { address } = this;
             if (address === null || waiting.length === 0)
                 return;
             const lines = waiting.splice(0).map((candidate) => `a=${candidate}`);
@@ -117,18 +153,40 @@ export class LiveVideo {
             trickle();
         };
         this.channel.onmessage = ({ data }) => this.receive(data);
-        this.channel.onclose = () => this.finish();
+        this.channel.onclose = () => this.finish("The WebRTC connection was closed.");
         await this.peer.setLocalDescription(await this.peer.createOffer());
         const body = { type: "offer", sdp: this.peer.localDescription?.sdp };
         const answer = await call(this.options, "POST", "/webrtc", signal, body);
-        address = `/webrtc/${encodeURIComponent(String(answer["id"]))}`;
+        this.address = `/webrtc/${encodeURIComponent(String(answer["id"]))}`;
         trickle();
         await this.peer.setRemoteDescription({ type: "answer", sdp: String(answer["sdp"]) });
         await open;
-        this.peer.onconnectionstatechange = () => {
-            if (this.peer.connectionState === "failed")
-                this.finish();
-        };
+        this.peer.onconnectionstatechange = () => this.judgeConnection();
+        this.judgeConnection();
+    }
+    judgeConnection() {
+        switch (this.peer.connectionState) {
+            case "failed":
+                this.finish("The WebRTC connection failed.");
+                break;
+            case "disconnected":
+                // It may come back by itself, and often does.
+                this.silence.start();
+                break;
+            default:
+                this.silence.stop();
+        }
+    }
+    /** Packets of every kind, answers to the browser's own checks too. */
+    async countReceived() {
+        let count = 0;
+        for (const stat of (await this.peer.getStats()).values()) {
+            if (stat["type"] !== "candidate-pair")
+                continue;
+            for (const name of ["bytesReceived", "responsesReceived", "requestsReceived"])
+                count += Number(stat[name] ?? 0);
+        }
+        return count;
     }
     receive(data) {
         if (typeof data !== "string")
@@ -167,6 +225,7 @@ export class LiveVideo {
                 this.said = message;
                 break;
             case "numbered":
+                this.keys.confirm(message.controlId);
                 this.numbers.set(message.rtpTimestamp, message);
                 if (this.numbers.size > MAX_NUMBERS)
                     this.numbers.delete(this.numbers.keys().next().value);
@@ -176,17 +235,23 @@ export class LiveVideo {
         }
     }
     want(wish) {
+        this.wish = wish;
         this.send(buildWish(wish));
     }
     send(text) {
         if (this.channel.readyState === "open")
             this.channel.send(text);
     }
-    finish() {
+    /** `lost`: how the connection broke, where nothing was said of an end. */
+    finish(lost = "The connection was lost.") {
         if (this.hasEnded)
             return;
         this.close();
         const state = this.finalState;
+        if (state === null && this.said === null && this.options.events.lost !== undefined) {
+            this.options.events.lost(reportOf(new ConnectionLostError(lost)));
+            return;
+        }
         const outcome = {
             delivered: state?.delivered ?? null,
             state: state?.state ?? "closed",
@@ -197,7 +262,7 @@ export class LiveVideo {
         const isRegular = state?.state === "closed" && this.said === null;
         const error = this.said
             ? new StreamError(this.said.code, this.said.message, this.said.retryable, 0)
-            : new ConnectionLostError("The connection was lost.");
+            : new ConnectionLostError(lost);
         this.options.events.ended?.(outcome, isRegular ? null : reportOf(error));
     }
 }
@@ -211,9 +276,7 @@ async function call(options, method, path, signal, body) {
     const answer = (await response.json().catch(() => ({})));
     if (response.ok)
         return answer;
-    const error = (answer["error"] ?? {});
-    const code = String(error["code"] ?? `http_${response.status}`);
-    throw new ConnectionLostError(String(error["message"] ?? `The server answered with ${response.status}.`), code);
+    throw apiErrorOf(response, answer);
 }
 function readIceServers(servers) {
     if (!Array.isArray(servers))

@@ -7,7 +7,7 @@ import {
   IthakaError,
   type LiveCarrier,
   type LiveOptions,
-  LiveVideo,
+  LiveSession,
   type ModelInfo,
   type Outcome,
   type Phase,
@@ -33,7 +33,7 @@ class Page {
   private model: ModelInfo | null = null;
   /** What a link asks for. */
   private readonly watched: Watched | null = readLink(location.hash);
-  private session: Session | LiveVideo | null = null;
+  private session: Session | LiveSession | null = null;
   private hello: Hello | null = null;
   /** Shows the session, once it is known what carries it. */
   private shown: HTMLCanvasElement | HTMLVideoElement | null = null;
@@ -173,6 +173,7 @@ class Page {
         connected: (hello, numConnections) => numConnections === 1 && this.enter(hello),
         frame: (frame) => {
           showHint(null);
+          this.reveal();
           this.stats.showFrame(frame);
         },
         ended: (outcome, error) => this.end(outcome, error),
@@ -187,15 +188,18 @@ class Page {
 
   private carry(carrier: LiveCarrier, why: string | null, shown: HTMLCanvasElement | HTMLVideoElement): void {
     showCarrier(carrier, why);
+    this.pictures?.stop();
+    // Where a carrier takes another's place, the last picture stays until the next one is there.
+    const isTakeover = this.shown !== null;
     this.shown = shown;
     if (shown instanceof HTMLVideoElement) {
       this.pictures = new Pictures(shown, (count, at, rtpTimestamp) => {
         showHint(null);
-        const known = this.session instanceof LiveVideo && rtpTimestamp !== undefined ? this.session.frameAt(rtpTimestamp) : null;
+        const known = this.session instanceof LiveSession && rtpTimestamp !== undefined ? this.session.frameAt(rtpTimestamp) : null;
         this.stats.showPicture(count, at, known?.controlId ?? 0);
       });
     }
-    this.reveal();
+    if (!isTakeover) this.reveal();
   }
 
   /** The first connection is there. */

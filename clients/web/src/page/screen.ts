@@ -26,6 +26,8 @@ export class Screen {
   }
 
   open(shown: HTMLCanvasElement | HTMLVideoElement, width: number, height: number): void {
+    if (this.shown === shown) return;
+    if (this.shown !== null) this.shown.hidden = true;
     this.shown = shown;
     this.width = width;
     this.height = height;

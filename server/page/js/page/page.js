@@ -1,5 +1,5 @@
 /** The page: choose a world, start, look, steer, stop, and read how it ended. */
-import { Client, Controls, IthakaError, LiveVideo, } from "../index.js";
+import { Client, Controls, IthakaError, LiveSession, } from "../index.js";
 import { elements } from "./elements.js";
 import { keepKey, readKey } from "./key.js";
 import { KeyCaps } from "./key-caps.js";
@@ -162,6 +162,7 @@ class Page {
                 connected: (hello, numConnections) => numConnections === 1 && this.enter(hello),
                 frame: (frame) => {
                     showHint(null);
+                    this.reveal();
                     this.stats.showFrame(frame);
                 },
                 ended: (outcome, error) => this.end(outcome, error),
@@ -175,15 +176,19 @@ class Page {
     }
     carry(carrier, why, shown) {
         showCarrier(carrier, why);
+        this.pictures?.stop();
+        // Where a carrier takes another's place, the last picture stays until the next one is there.
+        const isTakeover = this.shown !== null;
         this.shown = shown;
         if (shown instanceof HTMLVideoElement) {
             this.pictures = new Pictures(shown, (count, at, rtpTimestamp) => {
                 showHint(null);
-                const known = this.session instanceof LiveVideo && rtpTimestamp !== undefined ? this.session.frameAt(rtpTimestamp) : null;
+                const known = this.session instanceof LiveSession && rtpTimestamp !== undefined ? this.session.frameAt(rtpTimestamp) : null;
                 this.stats.showPicture(count, at, known?.controlId ?? 0);
             });
         }
-        this.reveal();
+        if (!isTakeover)
+            this.reveal();
     }
     /** The first connection is there. */
     enter(hello) {

@@ -24,6 +24,10 @@ export class Screen {
         return { canvas, video };
     }
     open(shown, width, height) {
+        if (this.shown === shown)
+            return;
+        if (this.shown !== null)
+            this.shown.hidden = true;
         this.shown = shown;
         this.width = width;
         this.height = height;
