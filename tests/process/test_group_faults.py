@@ -26,12 +26,13 @@ def exactly(count: int) -> range:
     return range(count, count + 1)
 
 
-# The third chunk is the one that fails; a leader of one rank receives AttachFrames, StartSession and a grant before it.
+# The third chunk is the one that fails; a leader of one rank receives AttachFrames, StartSession and a grant before it, and
+# shows progress twice in a step: when it has made a chunk, and when it has drawn it.
 ON_LEADER = [
     Fault("rank.received:3:{}", exactly(0)),
     Fault("rank.planned:3:{}", exactly(4)),
     Fault("rank.before_step:3:{}", exactly(4)),
-    Fault("rank.in_step:3:{}", exactly(4)),
+    Fault("rank.in_step:5:{}", exactly(4)),
     Fault("rank.after_step:3:{}", exactly(4)),
     Fault("rank.claimed:6:{}", exactly(5)),
     Fault("rank.published:6:{}", exactly(6)),
