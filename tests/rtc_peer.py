@@ -113,6 +113,13 @@ class RtcPeer:
         async with asyncio.timeout(DEADLINE_S):
             return await self.pictures.get()
 
+    def fall_silent(self) -> None:
+        """As one that was killed, or whose network is gone: nothing leaves it any more."""
+        for transceiver in self.connection.getTransceivers():
+            for protocol in transceiver.sender.transport.transport._connection._protocols:
+                protocol.send_data = _send_nothing  # type: ignore[method-assign]
+                protocol.send_stun = lambda message, addr: None  # type: ignore[method-assign]
+
     async def closed(self) -> None:
         """Until the other side has ended the connection."""
         ended = asyncio.Event()
@@ -141,6 +148,10 @@ class RtcPeer:
                     self.pictures.put_nowait(picture)
 
         self._readers.append(asyncio.create_task(read()))
+
+
+async def _send_nothing(data: bytes, addr: tuple[str, int]) -> None:
+    """Into a void."""
 
 
 def _offer_loopback(transport: RTCIceTransport) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -209,6 +210,35 @@ async def test_a_viewer_sees_a_picture_within_half_a_second_of_frames(daemon: Ru
             attached = look(daemon, session)["generated_seq"]
             picture = await viewer.picture()
             assert picture.key_frame and before <= barcode_of(picture).number <= attached + FPS // 2
+
+
+async def test_a_peer_that_falls_silent_is_given_up_long_before_ice_notices(
+    daemon: RunningDaemon, session: dict[str, Any]
+) -> None:
+    async with played(daemon, session) as peer:
+        await peer.picture()
+        peer.fall_silent()
+        async with asyncio.timeout(20):
+            await until_state(daemon, session, "detached")
+        assert peer.connection.connectionState == "connected", "nobody told this side, and ICE waits"
+    async with played(daemon, session) as peer:
+        assert (await peer.picture()).key_frame
+
+
+async def test_a_paused_session_loses_nobody(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+    """No frame until the first ping, which comes later than a silence may last; the receiver goes on reporting."""
+    async with played(daemon, session) as peer:
+        await peer.picture()
+        await peer.say("pause")
+        while (await peer.expect("state"))["state"] != "paused":
+            pass
+        ping = await peer.expect("ping")
+        await peer.say("pong", id=ping["id"])
+        assert look(daemon, session)["state"] == "paused"
+        while not peer.pictures.empty():
+            peer.pictures.get_nowait()
+        await peer.say("play")
+        await peer.picture()
 
 
 async def test_a_killed_client_leaves_the_session_resumable(daemon: RunningDaemon, session: dict[str, Any]) -> None:

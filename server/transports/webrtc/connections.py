@@ -20,6 +20,7 @@ from ithaka.server.transports.webrtc.gathering import Gathering
 from ithaka.server.transports.webrtc.link import Feedback, Link
 from ithaka.server.transports.webrtc.mute_client import MuteClient
 from ithaka.server.transports.webrtc.offer import Fragment, Offer
+from ithaka.server.transports.webrtc.silence import SilenceWatch
 from ithaka.server.transports.webrtc.track import PacketTrack
 from ithaka.server.transports.webrtc.transport import Messages, WebRtcTransport
 
@@ -122,7 +123,7 @@ class WebRtcConnections:
                 await link.connected()
             connection.is_up = True
             self._metrics.webrtc_connects.labels("connected").inc()
-            await self._peer(connection).run()
+            await self._converse(connection)
         except TimeoutError:
             self._metrics.webrtc_connects.labels("timeout").inc()
         except TransportLost:
@@ -132,6 +133,22 @@ class WebRtcConnections:
         finally:
             del self._connections[connection_id]
             await link.close()
+
+    async def _converse(self, connection: _Connection) -> None:
+        link = connection.link
+        if link.track is None:
+            # What goes over the data channel is acknowledged or pinged.
+            await self._peer(connection).run()
+            return
+        watch = SilenceWatch(self._timers, lambda: link.num_heard, lambda: self._fell_silent(connection))
+        try:
+            await self._peer(connection).run()
+        finally:
+            watch.cancel()
+
+    def _fell_silent(self, connection: _Connection) -> None:
+        log.info("webrtc.silent", session=connection.session.session_id, role=connection.role)
+        connection.link.lose()
 
     def _peer(self, connection: _Connection) -> Peer:
         link, role = connection.link, connection.role

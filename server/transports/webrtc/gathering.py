@@ -9,8 +9,9 @@ import asyncio
 import errno
 import inspect
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from aioice import Candidate, Connection, ice
@@ -46,6 +47,22 @@ class IceSettings:
     announced_address: str | None = None
 
 
+class _Listener(ice.StunProtocol):
+    """aioice's, and tells of everything that comes."""
+
+    def __init__(self, agent: Connection, on_heard: Callable[[], None]) -> None:
+        super().__init__(agent)
+        self._on_heard = on_heard
+
+    def datagram_received(self, data: bytes | str, addr: tuple[Any, ...]) -> None:
+        self._on_heard()
+        super().datagram_received(data, addr)
+
+
+def _ignore() -> None:
+    """Nobody wants to know."""
+
+
 class Gathering:
     """For all connections of a server: a port is used again as late as possible, so that nobody hears the one before."""
 
@@ -71,13 +88,13 @@ class Gathering:
                     f"webrtc.host_candidates: {address} is no address of this machine: {error.strerror}"
                 ) from None
 
-    def lead(self, agent: Connection) -> None:
-        """``agent``, which has not gathered yet, gathers here."""
+    def lead(self, agent: Connection, on_heard: Callable[[], None] = _ignore) -> None:
+        """``agent``, which has not gathered yet, gathers here. ``on_heard`` is called for each datagram that comes."""
 
         async def gather(component: int, addresses: list[str]) -> list[Candidate]:
             protocols = []
             for address in self._addresses(addresses):
-                protocol = await self._listen(agent, component, address)
+                protocol = await self._listen(agent, component, address, on_heard)
                 if protocol is not None:
                     agent._protocols.append(protocol)
                     protocols.append(protocol)
@@ -94,7 +111,9 @@ class Gathering:
             return [_ANY_ADDRESS[6 if ":" in announced else 4]]
         return found if self._settings.host_addresses is None else list(self._settings.host_addresses)
 
-    async def _listen(self, agent: Connection, component: int, address: str) -> ice.StunProtocol | None:
+    async def _listen(
+        self, agent: Connection, component: int, address: str, on_heard: Callable[[], None]
+    ) -> ice.StunProtocol | None:
         """None where this address can't be used. Raises PortsTakenError."""
         try:
             listener = self._take(address)
@@ -102,7 +121,8 @@ class Gathering:
             log.warning("webrtc.address_unusable", address=address, reason=error.strerror)
             return None
         told, port = self._settings.announced_address or address, listener.getsockname()[1]
-        _, protocol = await asyncio.get_running_loop().create_datagram_endpoint(lambda: ice.StunProtocol(agent), sock=listener)
+        loop = asyncio.get_running_loop()
+        _, protocol = await loop.create_datagram_endpoint(lambda: _Listener(agent, on_heard), sock=listener)
         protocol.local_candidate = Candidate(
             foundation=candidate_foundation("host", "udp", told),
             component=component,

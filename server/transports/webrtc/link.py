@@ -60,6 +60,8 @@ class Link:
         """Of the track, once the offer is answered."""
         self.num_reports = 0
         """Receiver reports that came."""
+        self.num_heard = 0
+        """Datagrams that came, of whatever kind."""
         self._gathering = gathering
         self._feedback = feedback
         self._sender: RTCRtpSender | None = None
@@ -110,7 +112,7 @@ class Link:
                 transceiver._headerExtensions = with_playout_delay(transceiver._headerExtensions, offer.playout_delay_id)
                 send_without_delay(transceiver.sender)
         for transport in self._ice_transports():
-            self._gathering.lead(transport._connection)
+            self._gathering.lead(transport._connection, self._heard)
         try:
             await connection.setLocalDescription(await connection.createAnswer())
         except PortsTakenError as error:
@@ -167,6 +169,13 @@ class Link:
         if late:
             log.error("webrtc.close_hangs")
         self._lose()
+
+    def lose(self) -> None:
+        """The peer is gone without a word: whoever sends or waits is told at once. ``close`` is still to come."""
+        self._lose()
+
+    def _heard(self) -> None:
+        self.num_heard += 1
 
     def _ice_transports(self) -> set[RTCIceTransport]:
         connection = self._connection
