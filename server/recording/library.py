@@ -6,10 +6,11 @@ import json
 import os
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ithaka.configs.schema import RecordingSection
+from ithaka.server.recording.fragments import count_frames
 
 _ID = re.compile(r"[0-9a-f]{24}")
 
@@ -26,6 +27,7 @@ class Note:
     fps: int
     started_at_s: float
     num_frames: int = 0
+    """As the recorder wrote it at the end; what lies in a file that is not complete is counted there."""
     skipped_frames: int = 0
     is_complete: bool = False
     """False while it runs, and for ever where the server was killed meanwhile: the file plays all the same."""
@@ -68,19 +70,24 @@ class Library:
             return None
         try:
             note = Note(**json.loads(self._note_path(recording_id).read_text()))
-            num_bytes = self.video_path(recording_id).stat().st_size
+            path = self.video_path(recording_id)
+            num_bytes = path.stat().st_size
+            if not note.is_complete:
+                note = replace(note, num_frames=count_frames(path))
         except (FileNotFoundError, ValueError, TypeError):
             return None
-        return Recording(note, self.video_path(recording_id), num_bytes)
+        return Recording(note, path, num_bytes)
 
     def delete(self, recording_id: str) -> None:
         for path in (self.video_path(recording_id), self._note_path(recording_id)):
             path.unlink(missing_ok=True)
 
     def sweep(self, now_s: float, running: Collection[str]) -> list[str]:
-        """Delete what is too old, too many or too much, the oldest first; never what is ``running``. Returns their ids."""
+        """Delete what is too old, too many or too much, the oldest first; never what is ``running``, which counts
+        also where nothing of it is on the disk yet. Returns their ids.
+        """
         recordings = self.all()
-        kept = len(recordings)
+        kept = len({*running, *(recording.note.recording_id for recording in recordings)})
         total_bytes = sum(recording.num_bytes for recording in recordings)
         deleted = []
         for recording in reversed(recordings):

@@ -31,7 +31,7 @@ class Recordings:
         self._library = None if section.folder is None else Library(section, section.folder)
         self._running: dict[str, Recorder] = {}
         self._sweep_timer: Timer | None = None
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeps: set[asyncio.Task[None]] = set()
 
     def require(self) -> Library:
         """Raises ApiError ``recording_off``."""
@@ -58,6 +58,7 @@ class Recordings:
                     max_bytes=self._section.max_bytes,
                     on_end=ended,
                 )
+                self._sweep_now()
             recorder.take(frame)
 
         def look() -> None:
@@ -90,7 +91,10 @@ class Recordings:
         await asyncio.to_thread(self.require().delete, recording_id)
 
     def start(self) -> None:
-        """Sweep now and then, from now on. Raises OSError where the folder can't be written to."""
+        """Sweep now and then, beside each beginning and end of a recording.
+
+        Raises OSError where the folder can't be written to.
+        """
         if self._library is not None:
             self._library.check()
             self._sweep_soon()
@@ -99,13 +103,14 @@ class Recordings:
         """End what runs; every file is whole when this returns."""
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        if self._sweeping is not None:
-            await asyncio.wait({self._sweeping})
         recorders = list(self._running.values())
         for recorder in recorders:
             recorder.finish()
         for recorder in recorders:
             await asyncio.to_thread(recorder.join)
+        # Each recorder that ended has begun one.
+        if self._sweeps:
+            await asyncio.wait(self._sweeps)
 
     def _note(self, recording_id: str, session: Session) -> Note:
         known = session.description
@@ -114,9 +119,15 @@ class Recordings:
 
     def _ended(self, recording_id: str) -> None:
         self._running.pop(recording_id, None)
+        self._sweep_now()
+
+    def _sweep_now(self) -> None:
+        sweep = asyncio.get_running_loop().create_task(self._sweep())
+        self._sweeps.add(sweep)
+        sweep.add_done_callback(self._sweeps.discard)
 
     def _sweep_soon(self) -> None:
-        self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
+        self._sweep_now()
         self._sweep_timer = self._timers.call_at(self._timers.now_s() + SWEEP_INTERVAL_S, self._sweep_soon)
 
     async def _sweep(self) -> None:

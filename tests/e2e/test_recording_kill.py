@@ -42,6 +42,7 @@ def test_after_kill_9_the_file_plays_and_is_listed(tmp_path: Path) -> None:
     with running_daemon(tmp_path, CONFIG.format(folder=folder)) as daemon:
         (listed,) = list_all(daemon)
         assert listed["id"] == video.stem and not listed["complete"]
+        assert listed["frames"] == len(numbers), "what is in the file, though nobody could write it down"
         downloaded = httpx.get(daemon.url + str(listed["video_path"]), trust_env=False)
         assert downloaded.content == video.read_bytes()
 

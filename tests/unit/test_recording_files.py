@@ -17,6 +17,7 @@ from tests.h264 import FPS, HEIGHT, WIDTH, frames
 
 from ithaka.configs.schema import RecordingSection
 from ithaka.server.mp4_writer import Mp4Writer
+from ithaka.server.recording.fragments import count_frames
 from ithaka.server.recording.library import Library, Note
 from ithaka.server.recording.recorder import MAX_WAITING_BYTES, Recorder
 from ithaka.server.session.retention import EncodedFrame
@@ -96,6 +97,58 @@ def test_it_plays_at_any_time_as_far_as_the_last_whole_group_of_pictures(tmp_pat
         shutil.copy(path, cut_off)
     assert played(cut_off) == list(range(24)), "three groups of eight; the fourth was not whole yet"
     assert played(path) == list(range(29))
+
+
+def cut_off(folder: Path) -> tuple[Path, Path]:
+    """A recording of 29 frames as it lies there before the last is whole, and at its end."""
+    path, running = folder / "whole.mp4", folder / "running.mp4"
+    with Mp4Writer(path, fps=FPS, is_fragmented=True) as writer:
+        for frame in frames(29):
+            writer.write(frame.payload, pts=frame.header.pts, key=frame.header.key)
+        shutil.copy(path, running)
+    return running, path
+
+
+def test_frames_are_counted_in_the_file(tmp_path: Path) -> None:
+    running, whole = cut_off(tmp_path)
+    assert (count_frames(running), count_frames(whole)) == (len(played(running)), 29)
+    assert count_frames(running) == 24
+
+
+def test_what_was_left_unfinished_is_listed_with_what_is_in_it(rig: Rig) -> None:
+    running, _ = cut_off(rig.library._folder)
+    rig.library.write_note(NOTE)
+    running.rename(rig.library.video_path(NOTE.recording_id))
+    (recording,) = rig.library.all()
+    assert (recording.note.num_frames, recording.note.is_complete) == (24, False)
+
+
+def test_a_file_that_is_cut_anywhere_counts_whole_fragments_alone(tmp_path: Path) -> None:
+    data = cut_off(tmp_path)[1].read_bytes()
+    cut = tmp_path / "cut.mp4"
+    counts = []
+    for num_bytes in range(0, len(data), 97):
+        cut.write_bytes(data[:num_bytes])
+        counts.append(count_frames(cut))
+    assert counts == sorted(counts) and set(counts) <= {0, 8, 16, 24, 29}
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([b"moof", b"mdat", b"traf", b"trun"]), st.binary(max_size=24)), max_size=8))
+def test_any_boxes_are_counted_or_passed_over(
+    tmp_path_factory: pytest.TempPathFactory, boxes: list[tuple[bytes, bytes]]
+) -> None:
+    path = tmp_path_factory.mktemp("boxes") / "video.mp4"
+    path.write_bytes(b"".join((8 + len(body)).to_bytes(4, "big") + kind + body for kind, body in boxes) + b"\x00\x00\x00\x01")
+    assert count_frames(path) >= 0
+
+
+def test_one_that_has_only_just_begun_counts_among_the_most(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_count=2)
+    rig.store(1, 1.0)
+    young = rig.store(2, 2.0)
+    assert rig.library.sweep(1000.0, {f"{3:024x}"}) == [f"{1:024x}"]
+    assert rig.ids() == [young]
 
 
 def test_it_begins_at_a_key_frame_and_passes_over_dropped_frames(rig: Rig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,14 @@ async def until_complete(server: Served) -> dict[str, Any]:
         (found,) = (await server.http.get("/v1/recordings")).json()["recordings"]
         if found["complete"]:
             return dict(found)
+
+
+def videos(folder: Path) -> list[Path]:
+    return list(folder.glob("*.mp4"))
+
+
+def is_complete(folder: Path) -> bool:
+    return any(json.loads(note.read_text())["is_complete"] for note in folder.glob("*.json"))
 
 
 @pytest.fixture
@@ -88,6 +98,45 @@ async def test_only_the_operator_and_the_sessions_controller_see_a_recording(fol
         assert await status(found["video_path"], viewer) == 403
         assert await status(found["video_path"], None) == 401
         assert await status("/v1/recordings", session["token"]) == 403
+
+
+async def test_bounds_hold_when_a_recording_begins_and_when_it_ends(folder: Path) -> None:
+    """Nobody lists, and no time passes."""
+    async with served(config_for(recording={"folder": folder, "max_count": 1})) as server:
+        await recorded(server)
+        await server.until(lambda: is_complete(folder))
+        (first,) = videos(folder)
+        server.engine.is_held = True
+        session = await server.create(record=True)
+        async with server.connect(session) as client:
+            await client.greet()
+            for frame in frames(12):
+                object.__setattr__(frame.header, "session_id", session["id"])
+                server.engine.emit(PacketArrived(frame.header, frame.payload))
+            await server.until(lambda: not first.exists())
+
+
+async def test_a_recording_beyond_all_bytes_goes_when_it_ends(folder: Path) -> None:
+    async with served(config_for(recording={"folder": folder, "max_total_bytes": 1024})) as server:
+        await recorded(server)
+        await server.until(lambda: any(log["event"] == "recordings.swept" for log in server.logs))
+        assert os.listdir(folder) == []
+
+
+async def test_one_that_runs_is_listed_with_what_is_in_it(folder: Path) -> None:
+    async with served(config_for(recording={"folder": folder})) as server:
+        server.engine.is_held = True
+        session = await server.create(record=True)
+        async with server.connect(session) as client:
+            await client.greet()
+            for frame in frames(20):
+                object.__setattr__(frame.header, "session_id", session["id"])
+                server.engine.emit(PacketArrived(frame.header, frame.payload))
+            listed: list[dict[str, Any]] = []
+            async with asyncio.timeout(10):
+                while not listed or listed[0]["frames"] < 16:
+                    listed = (await server.http.get("/v1/recordings")).json()["recordings"]
+            assert (listed[0]["frames"], listed[0]["complete"]) == (16, False), "two whole groups of pictures"
 
 
 async def test_a_server_without_a_folder_records_nothing_and_says_so() -> None:
