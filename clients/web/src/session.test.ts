@@ -2,8 +2,10 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { UsageError } from "./errors.js";
 import { HELLO } from "./fakes.js";
+import { HeldKeys } from "./held-keys.js";
 import { parseMessage, type Hello } from "./protocol.js";
 import { Session, type SessionEvents, type SessionWorker } from "./session.js";
+import type { Takeover } from "./takeover.js";
 import type { FromWorker, ToWorker } from "./worker-messages.js";
 
 class FakeWorker implements SessionWorker {
@@ -29,7 +31,7 @@ class FakeWorker implements SessionWorker {
   }
 }
 
-function open(events: SessionEvents = {}, token: string | null = null): { session: Session; worker: FakeWorker } {
+function open(events: SessionEvents = {}, token: string | null = null, takeover: Takeover | null = null): { session: Session; worker: FakeWorker } {
   const worker = new FakeWorker();
   const session = new Session({
     info: { id: "abc", state: "admitted", model: "numbers", seed: 1, prompt: "", width: 128, height: 64, fps: 16, queuePosition: null },
@@ -46,6 +48,7 @@ function open(events: SessionEvents = {}, token: string | null = null): { sessio
     },
     events,
     renewToken: async () => token,
+    takeover,
   });
   return { session, worker };
 }
@@ -102,6 +105,17 @@ describe("a session", () => {
     assert.deepEqual(ends, [[true, null]]);
     session.pause();
     assert.equal(worker.got.length, 4);
+  });
+
+  test("that takes another carrier's place goes on with its controls, and tells what is held", () => {
+    const keys = new HeldKeys();
+    keys.apply(7, { pressed: ["KeyW"] });
+    const { session, worker } = open({}, null, { hello: hello(), keys, lastControlId: 7, wish: "pause" });
+    assert.deepEqual(worker.got.at(-1), { type: "wish", wish: "pause" });
+    assert.equal(session.control({ pressed: ["KeyA"] }), 8);
+    worker.say({ type: "connected", hello: hello(), numConnections: 2 });
+    const told = worker.sent.at(-1) as Record<string, unknown>;
+    assert.deepEqual([told["control_id"], told["pressed"]], [9, ["KeyA", "KeyW"]]);
   });
 
   test("that was left says nothing more", () => {

@@ -22,10 +22,11 @@ class Rig implements StreamListener {
   verdict: StateChanged | null = null;
   token: string | null = null;
 
-  constructor({ isViewer = false } = {}) {
+  constructor({ isViewer = false, isTakeover = false } = {}) {
     this.stream = new Stream(
       {
         isViewer,
+        isTakeover,
         url: "ws://host/stream",
         token: "tok-1",
         openSocket: (url, protocols) => {
@@ -349,5 +350,29 @@ describe("a stream", () => {
     assert.equal(rig.ended?.error, null);
     assert.equal(rig.ended.outcome.decodedCount, 7);
     assert.equal(rig.clock.numTimers, 0);
+  });
+});
+
+describe("a stream that takes another carrier's place", () => {
+  test("tries again while the server still holds the lost one, and tells its wish", () => {
+    const rig = new Rig({ isTakeover: true });
+    rig.stream.want("pause");
+    assert.deepEqual([rig.phases, rig.sockets.length], [["reconnecting"], 0]);
+    rig.clock.advance(60);
+    rig.socket.drop(4409);
+    rig.clock.advance(110);
+    assert.equal(rig.sockets.length, 2);
+    rig.socket.say(HELLO);
+    assert.deepEqual([rig.phases, rig.stream.numConnections], [["reconnecting", "connected"], 2]);
+    assert.deepEqual(rig.sent("pause").length, 1);
+  });
+
+  test("gives up after the longest outage", () => {
+    const rig = new Rig({ isTakeover: true });
+    for (let i = 0; i < 40 && rig.ended === null; i += 1) {
+      rig.clock.advance(2_000);
+      if (rig.ended === null) rig.socket.drop();
+    }
+    assert.equal(rig.ended?.error?.code, "connection_lost");
   });
 });
