@@ -33,13 +33,14 @@ class ControllerCursor:
 
 
 class ViewerCursor:
-    """Begins at the next key frame; one that falls behind what is kept skips to the oldest key frame there is.
+    """Begins at the next key frame after ``after_seq``; one that falls behind what is kept skips to the oldest key frame there
+    is.
 
     ``skipped``: frames between its first and its latest that it never got.
     """
 
-    def __init__(self, newest_seq: int) -> None:
-        self._after_seq = newest_seq
+    def __init__(self, after_seq: int) -> None:
+        self._after_seq = after_seq
         self._is_decoding = False
         self.skipped = 0
 
@@ -63,11 +64,21 @@ class LiveCursor:
     skips to the newest key frame within them, and asks for one where there is none.
 
     ``acknowledges``: the other side says what it decoded, so what is in flight is bounded likewise: pictures that wait in a
-    socket are late too. ``skipped``: frames that were encoded and that it never got, from its first one on.
+    socket are late too. ``catch_up_through``: no lag before this frame, for one that begins with a picture that stands.
+    ``skipped``: frames that were encoded and that it never got, from its first one on.
     """
 
-    def __init__(self, newest_seq: int, role: Role, *, acknowledges: bool, key_frame_wanted: Callable[[], None]) -> None:
-        self._after_seq = self._began_after_seq = newest_seq
+    def __init__(
+        self,
+        after_seq: int,
+        role: Role,
+        *,
+        acknowledges: bool,
+        key_frame_wanted: Callable[[], None],
+        catch_up_through: int = 0,
+    ) -> None:
+        self._after_seq = self._began_after_seq = after_seq
+        self._catch_up_through = catch_up_through
         self._is_controller = role == "controller"
         self._acknowledges = acknowledges
         self._key_frame_wanted = key_frame_wanted
@@ -77,8 +88,7 @@ class LiveCursor:
     def take(self, flow: FrameFlow) -> tuple[EncodedFrame, bool] | None:
         if self._acknowledges and self._in_flight(flow) >= flow.max_lag_frames:
             return None
-        retention = flow.retention
-        if self._is_decoding and retention.newest_seq - self._after_seq > flow.max_lag_frames:
+        if self._is_decoding and self._lags(flow, self._after_seq):
             self._is_decoding = False
             self._key_frame_wanted()
         frame = self._following(flow) if self._is_decoding else self._beginning(flow)
@@ -107,9 +117,14 @@ class LiveCursor:
 
     def _beginning(self, flow: FrameFlow) -> EncodedFrame | None:
         key_seq = flow.retention.newest_key()
-        if key_seq is None or key_seq <= self._after_seq or flow.retention.newest_seq - key_seq > flow.max_lag_frames:
+        if key_seq is None or key_seq <= self._after_seq or self._lags(flow, key_seq):
             return None
         return flow.retention.get(key_seq)
+
+    def _lags(self, flow: FrameFlow, seq: int) -> bool:
+        """Whether too much lies beyond ``seq``."""
+        is_catching_up = seq < self._catch_up_through and seq + 1 >= flow.retention.first_seq
+        return not is_catching_up and flow.retention.newest_seq - seq > flow.max_lag_frames
 
 
 class Vp8Cursor:
@@ -148,9 +163,14 @@ def controller_cursor(
 
 
 def viewer_cursor(flow: FrameFlow, key_frame_wanted: Callable[[], None]) -> Cursor:
-    """Asks for the key frame that the viewer begins with."""
+    """Asks for the key frame that the viewer begins with. Where the stream stands still none would come, so there the viewer
+    begins with the newest group of pictures that is kept, and sees the picture that stands.
+    """
     newest_seq = flow.delivery.generated_through
-    key_frame_wanted()
+    key_seq = flow.retention.newest_key() if flow.stands_still else None
+    after_seq = newest_seq if key_seq is None else key_seq - 1
+    if key_seq is None:
+        key_frame_wanted()
     if not flow.is_live:
-        return ViewerCursor(newest_seq)
-    return LiveCursor(newest_seq, "viewer", acknowledges=False, key_frame_wanted=key_frame_wanted)
+        return ViewerCursor(after_seq)
+    return LiveCursor(after_seq, "viewer", acknowledges=False, key_frame_wanted=key_frame_wanted, catch_up_through=newest_seq)

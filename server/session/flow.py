@@ -49,6 +49,11 @@ class FrameFlow:
         return self._pacer.paced_through
 
     @property
+    def stands_still(self) -> bool:
+        """No frame comes until somebody plays, or until the controller makes room in the window."""
+        return self._pacer.due_s is None or (not self.is_live and not self._has_room())
+
+    @property
     def has_reached_limit(self) -> bool:
         """As many frames were generated as asked for."""
         return self._max_frames is not None and self.delivery.generated_through >= self._max_frames

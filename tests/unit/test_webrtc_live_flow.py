@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ithaka.server.errors import ProtocolViolation
-from ithaka.server.session.cursor import LiveCursor, controller_cursor, viewer_cursor
+from ithaka.server.session.cursor import Cursor, LiveCursor, ViewerCursor, controller_cursor, viewer_cursor
 from ithaka.server.session.flow import FrameFlow, Shape
 from ithaka.server.session.key_frames import KeyFrameWish
 from ithaka.server.session.losses import Losses
@@ -21,8 +21,8 @@ LAG = 8
 BOUND_BYTES = 1024 * 1024
 
 
-def flow_of(retained_bytes: int = BOUND_BYTES, max_frames: int | None = None) -> FrameFlow:
-    return FrameFlow("stream", Shape(FPS, CHUNK, 8, retained_bytes, max_frames=max_frames, is_live=True))
+def flow_of(retained_bytes: int = BOUND_BYTES, max_frames: int | None = None, *, is_live: bool = True) -> FrameFlow:
+    return FrameFlow("stream", Shape(FPS, CHUNK, 8, retained_bytes, max_frames=max_frames, is_live=is_live))
 
 
 def frame(seq: int, *, key: bool = False, dropped: bool = False, num_bytes: int = 100) -> EncodedFrame:
@@ -37,6 +37,10 @@ def add(flow: FrameFlow, *frames: EncodedFrame) -> None:
 
 def taken(cursor: object, flow: FrameFlow) -> list[int]:
     assert isinstance(cursor, LiveCursor)
+    return all_taken(cursor, flow)
+
+
+def all_taken(cursor: Cursor, flow: FrameFlow) -> list[int]:
     seqs = []
     while (item := cursor.take(flow)) is not None:
         assert not item[1], "nothing is for decoding only"
@@ -97,13 +101,60 @@ def test_memory_is_bounded_whatever_nobody_acknowledges(sizes: list[int], phase:
 
 
 def test_a_viewer_begins_at_the_next_key_frame_and_gets_all_that_follow() -> None:
-    flow, wishes = flow_of(), list[int]()
+    flow, wishes = playing(flow_of()), list[int]()
     add(flow, frame(1, key=True), frame(2))
     cursor = viewer(flow, wishes)
     assert wishes == [2] and taken(cursor, flow) == []
     add(flow, frame(3), frame(4, key=True), frame(5))
     assert taken(cursor, flow) == [4, 5]
     assert cursor.skipped == 0, "what came before its first frame was never its own"
+
+
+def playing(flow: FrameFlow) -> FrameFlow:
+    flow.play(0.0)
+    return flow
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_viewer_of_a_paused_session_sees_the_picture_that_stands_and_then_all_that_follow(is_live: bool) -> None:
+    flow, wishes = flow_of(is_live=is_live), list[int]()
+    add(flow, frame(1, key=True), *(frame(seq, key=seq == 3) for seq in range(2, 4 + 3 * LAG)))
+    cursor = viewer_cursor(flow, lambda: wishes.append(1))
+    assert all_taken(cursor, flow) == list(range(3, 4 + 3 * LAG)), "the whole group, however long it is"
+    assert wishes == []
+    flow.play(1.0)
+    add(flow, frame(4 + 3 * LAG))
+    assert all_taken(cursor, flow) == [4 + 3 * LAG]
+    assert isinstance(cursor, LiveCursor | ViewerCursor) and cursor.skipped == 0
+
+
+def test_a_viewer_of_a_paused_session_that_keeps_no_key_frame_asks_for_one() -> None:
+    flow, wishes = flow_of(retained_bytes=150), list[int]()
+    add(flow, frame(1, key=True), frame(2))
+    assert flow.retention.newest_key() is None
+    assert taken(viewer(flow, wishes), flow) == [] and wishes == [2]
+
+
+def test_a_viewer_that_stalled_on_a_standing_picture_goes_on_with_what_is_live() -> None:
+    flow, wishes = flow_of(), list[int]()
+    add(flow, *(frame(seq, key=seq == 1) for seq in range(1, 3 * LAG)))
+    cursor = viewer(flow, wishes)
+    item = cursor.take(flow)
+    assert item is not None and item[0].header.seq == 1
+    flow.play(1.0)
+    add(flow, *(frame(seq, key=seq == 3 * LAG) for seq in range(3 * LAG, 5 * LAG)))
+    assert taken(cursor, flow) == [] and len(wishes) == 1, "the group is gone, and the next key frame is too old"
+    add(flow, frame(5 * LAG, key=True))
+    assert taken(cursor, flow) == [5 * LAG]
+
+
+def test_a_lossless_session_whose_window_is_full_stands_too() -> None:
+    flow, now_s = playing(flow_of(is_live=False)), 0.0
+    while (through := flow.grant(now_s)) is not None:
+        add(flow, *(frame(seq, key=seq == 1) for seq in range(flow.delivery.generated_through + 1, through + 1)))
+        now_s += CHUNK / FPS
+    cursor = viewer_cursor(flow, lambda: None)
+    assert all_taken(cursor, flow) == list(range(1, flow.delivery.generated_through + 1))
 
 
 def test_dropped_frames_are_passed_over_and_are_no_skips() -> None:
