@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -193,7 +193,7 @@ async def test_a_viewer_that_stood_still_over_a_websocket_skips_what_it_missed(
             assert stale < STALL_FRAMES, "most of what it missed was never sent"
 
 
-async def test_a_viewer_sees_a_picture_within_half_a_second_of_frames(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+def as_viewer(daemon: RunningDaemon, session: dict[str, Any]) -> Callable[[str], Awaitable[str]]:
     async def exchange(offer: str) -> str:
         path = f"/v1/sessions/{session['id']}"
         async with httpx.AsyncClient(base_url=daemon.url, trust_env=False) as http:
@@ -201,11 +201,29 @@ async def test_a_viewer_sees_a_picture_within_half_a_second_of_frames(daemon: Ru
             body, headers = {"type": "offer", "sdp": offer}, {"Authorization": f"Bearer {token}"}
             return str((await http.post(f"{path}/webrtc", json=body, headers=headers)).json()["sdp"])
 
+    return exchange
+
+
+async def test_a_viewer_of_a_paused_session_sees_the_picture_that_stands(
+    daemon: RunningDaemon, session: dict[str, Any]
+) -> None:
+    async with played(daemon, session) as peer:
+        for _ in range(12):
+            await peer.picture()
+        await peer.say("pause")
+        while (await peer.expect("state"))["state"] != "paused":
+            pass
+        async with connected(as_viewer(daemon, session), with_video=True) as viewer:
+            assert (await viewer.picture()).key_frame
+        assert look(daemon, session)["state"] == "paused"
+
+
+async def test_a_viewer_sees_a_picture_within_half_a_second_of_frames(daemon: RunningDaemon, session: dict[str, Any]) -> None:
     async with played(daemon, session) as peer:
         for _ in range(12):
             await peer.picture()
         before = look(daemon, session)["generated_seq"]
-        async with connected(exchange, with_video=True) as viewer:
+        async with connected(as_viewer(daemon, session), with_video=True) as viewer:
             assert (await viewer.expect("hello"))["role"] == "viewer"
             attached = look(daemon, session)["generated_seq"]
             picture = await viewer.picture()
