@@ -50,6 +50,8 @@ def test_it_begins_at_a_key_frame_on_every_connection() -> None:
     assert position.begin(HELLO) == 4
     with pytest.raises(ProtocolError, match="key frame"):
         position.receive(frame(9))
+    position.receive(frame(3, key=True))
+    assert not position.decode(3), "a picture that stands comes again, and is known"
     position.receive(frame(9, key=True))
 
 

@@ -82,7 +82,8 @@ class LivePosition(StreamPosition):
     def receive(self, frame: EncodedFrame) -> None:
         if self._expected_seq is None and not frame.is_key:
             raise ProtocolError(f"the first frame of a connection, {frame.seq}, is no key frame")
-        least = self._resumed_seq if self._expected_seq is None else self._expected_seq
+        # A viewer that comes back to a picture that stands gets its group of pictures again; decode passes over what it knows.
+        least = 1 if self._expected_seq is None else self._expected_seq
         if frame.seq < least:
             raise ProtocolError(f"frame {frame.seq} came where {least} or a later one was expected")
         if self.end is not None:

@@ -88,8 +88,9 @@ export class LivePosition extends StreamPosition {
     if (this.expectedSeq === null && !frame.isKey) {
       throw new ProtocolError(`the first frame of a connection, ${frame.seq}, is no key frame`);
     }
-    if (frame.seq < (this.expectedSeq ?? this.resumedSeq)) {
-      throw new ProtocolError(`frame ${frame.seq} came where ${this.expectedSeq ?? this.resumedSeq} or a later one was expected`);
+    // A viewer that comes back to a picture that stands gets its group of pictures again; decode passes over what it knows.
+    if (frame.seq < (this.expectedSeq ?? 1)) {
+      throw new ProtocolError(`frame ${frame.seq} came where ${this.expectedSeq ?? 1} or a later one was expected`);
     }
     if (this.end !== null) throw new ProtocolError(`frame ${frame.seq} came after the stream ended at ${this.end.lastSeq}`);
     this.expectedSeq = frame.seq + 1;
