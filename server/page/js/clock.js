@@ -1,0 +1,7 @@
+export const systemClock = {
+    now: () => performance.timeOrigin + performance.now(),
+    after(delayMs, callback) {
+        const timer = setTimeout(callback, delayMs);
+        return () => clearTimeout(timer);
+    },
+};

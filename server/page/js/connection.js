@@ -1,0 +1,100 @@
+import { CLOSED_NORMALLY, closeError, ConnectionLostError, IthakaError, ProtocolError } from "./errors.js";
+import { buildPong, parseFrame, parseMessage, SUBPROTOCOL, TOKEN_SUBPROTOCOL_PREFIX, } from "./protocol.js";
+const CLIENT_GAVE_UP = 4000;
+/** The server pings every 10 s; a connection that is silent for three of them is dead, whatever the browser thinks. */
+const LONGEST_SILENCE_MS = 30_000;
+/** One WebSocket of a stream: opened, spoken over, lost. It never reconnects; the stream does. */
+export class Connection {
+    clock;
+    listener;
+    socket;
+    said = null;
+    hasHello = false;
+    isClosed = false;
+    heardAt;
+    cancelWatch = () => { };
+    constructor(clock, openSocket, url, token, listener) {
+        this.clock = clock;
+        this.listener = listener;
+        this.socket = openSocket(url, token === null ? [SUBPROTOCOL] : [SUBPROTOCOL, TOKEN_SUBPROTOCOL_PREFIX + token]);
+        this.socket.binaryType = "arraybuffer";
+        this.heardAt = clock.now();
+        this.watch();
+        this.socket.onmessage = (event) => this.receive(event.data);
+        this.socket.onclose = (event) => {
+            const isNormal = event.code === CLOSED_NORMALLY && this.said === null;
+            this.finish(isNormal ? null : closeError(event.code, this.said));
+        };
+    }
+    /** Ignored once closed: whatever was lost with a connection is made up for after the next resume. */
+    send(text) {
+        if (!this.isClosed)
+            this.socket.send(text);
+    }
+    /** Leave without a further word to the listener. */
+    close() {
+        this.isClosed = true;
+        this.cancelWatch();
+        this.socket.onmessage = this.socket.onclose = null;
+        this.socket.close(CLIENT_GAVE_UP, "");
+    }
+    /** Close because of `error`, and tell the listener. */
+    fail(error) {
+        if (this.isClosed)
+            return;
+        this.close();
+        this.listener.onClosed(error);
+    }
+    receive(data) {
+        this.heardAt = this.clock.now();
+        try {
+            if (typeof data === "string")
+                this.handle(data);
+            else if (!this.hasHello)
+                throw new ProtocolError("a frame came before hello");
+            else
+                this.listener.onFrame(parseFrame(data));
+        }
+        catch (error) {
+            this.fail(error instanceof IthakaError ? error : new IthakaError("internal", String(error)));
+        }
+    }
+    handle(text) {
+        const message = parseMessage(text);
+        switch (message.type) {
+            case "hello":
+                this.hasHello = true;
+                this.listener.onHello(message);
+                break;
+            case "ping":
+                this.send(buildPong(message.id));
+                break;
+            case "state":
+                this.listener.onState(message);
+                break;
+            case "eos":
+                this.listener.onEndOfStream(message);
+                break;
+            case "error":
+                this.said = message;
+                break;
+            case "numbered":
+            case "unknown":
+                break;
+        }
+    }
+    finish(error) {
+        if (this.isClosed)
+            return;
+        this.isClosed = true;
+        this.cancelWatch();
+        this.listener.onClosed(error);
+    }
+    watch() {
+        const remainingMs = this.heardAt + LONGEST_SILENCE_MS - this.clock.now();
+        if (remainingMs <= 0)
+            this.fail(new ConnectionLostError("The server fell silent."));
+        else
+            this.cancelWatch = this.clock.after(remainingMs, () => this.watch());
+    }
+}
