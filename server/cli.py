@@ -13,7 +13,8 @@ from rich.table import Table
 from ithaka.configs.load import ConfigError, load_config
 from ithaka.configs.logs import configure_logs
 from ithaka.configs.schema import ServeConfig
-from ithaka.workers.families.registry import family_names
+from ithaka.workers.families.base import FamilyLoadError
+from ithaka.workers.families.registry import check_options, family_names
 
 EXIT_USAGE = 2
 
@@ -40,15 +41,17 @@ def serve(
     settings = _load(config, {"server": {"host": host, "port": port}, "log": {"level": log_level}})
     configure_logs(settings.log, process="server")
 
-    from ithaka.server.daemon import serve as serve_daemon
-    from ithaka.server.supervisor import LocalEngine
-
-    console = Console()
-
     def announce(url: str) -> None:
-        console.print(f"\n  Ithaka serves at [bold link={url}]{url}[/]   (Ctrl-C stops)\n", highlight=False)
+        Console().print(f"\n  Ithaka serves at [bold link={url}]{url}[/]   (Ctrl-C stops)\n", highlight=False)
 
-    raise typer.Exit(asyncio.run(serve_daemon(settings, LocalEngine(settings), on_ready=announce)))
+    try:
+        from ithaka.server.daemon import serve as serve_daemon
+        from ithaka.server.supervisor import LocalEngine
+
+        code = asyncio.run(serve_daemon(settings, LocalEngine(settings), on_ready=announce))
+    except KeyboardInterrupt:
+        code = 0  # it came before the daemon took the signals over: nothing had begun
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -135,6 +138,10 @@ def _load(path: Path | None, flags: dict[str, dict[str, Any]]) -> ServeConfig:
         if model.family not in family_names():
             known = ", ".join(family_names())
             raise _refuse(f"{path or 'configuration'}: models.{index}.family = {model.family!r}: expected one of {known}")
+        try:
+            check_options(model.family, model.options)
+        except FamilyLoadError as error:
+            raise _refuse(f"{path or 'configuration'}: models.{index}.{error.field}: {error}") from error
     return config
 
 

@@ -69,9 +69,10 @@ class Admission:
             room.inside.add(session_id)
             return True
         if len(room.waiting) >= self._max_queued:
+            why = f"all {status.max_sessions} places are taken" if status.state is ModelState.READY else f"it is {status.state}"
             raise ApiError(
                 "queue_full",
-                f"all {status.max_sessions} places of model {model!r} and the {self._max_queued} in its queue are taken",
+                f"model {model!r} has no place now ({why}), and the {self._max_queued} in its queue are taken",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             )
         room.waiting[session_id] = None

@@ -105,6 +105,12 @@ class SessionRegistry:
         told = "; ".join(f"{status.name} is {status.state}: {status.message or 'not ready yet'}" for status in statuses)
         return told or "there is no model"
 
+    @property
+    def is_given_up(self) -> bool:
+        """No model will be ready again without another start."""
+        statuses = self._admission.statuses()
+        return bool(statuses) and all(status.state is ModelState.FAILED for status in statuses)
+
     def measure(self) -> None:
         """Bring the gauges up to date, before they are read."""
         metrics = self._surroundings.metrics

@@ -93,11 +93,13 @@ class WatchedPage:
 
     def barcode(self, width: int, height: int, *, shown_in: str = "canvas") -> Barcode:
         """What the picture on the screen says; one that is dimmed is stretched to full contrast."""
-        picture = Image.open(io.BytesIO(self.page.locator(shown_in).screenshot()))
-        luma = picture.convert("L").resize((width, height), Image.Resampling.NEAREST)
-        barcode = read(np.asarray(ImageOps.autocontrast(luma)))
-        assert barcode is not None, "no barcode is shown"
-        return barcode
+        for _ in range(5):  # one that was taken between two layouts of the page can't be read
+            picture = Image.open(io.BytesIO(self.page.locator(shown_in).screenshot()))
+            luma = picture.convert("L").resize((width, height), Image.Resampling.NEAREST)
+            barcode = read(np.asarray(ImageOps.autocontrast(luma)))
+            if barcode is not None:
+                return barcode
+        raise AssertionError("no barcode is shown")
 
     def evaluate(self, script: str, argument: Any = None) -> Any:
         return self.page.evaluate(script, argument)

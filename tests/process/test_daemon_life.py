@@ -175,7 +175,7 @@ def flipped(weights: Path) -> Path:
 async def test_models_that_can_not_start_are_told_by_readyz(tmp_path: Path) -> None:
     damaged = flipped(tmp_path / "weights")
     models = {
-        "typo": ("{name: typo, family: synthetic, options: {widht: 64}}", "widht"),
+        "told": ("{name: told, family: synthetic, options: {fail_load: true}}", "as the option fail_load asks"),
         "none": (f"{{name: none, family: labyrinth, options: {{weights: {tmp_path}/no}}}}", f"no weights at {tmp_path}/no"),
         "bit": (
             f"{{name: bit, family: labyrinth, options: {{weights: {tmp_path}/weights}}}}",

@@ -272,6 +272,9 @@ async def test_readiness_tells_the_truth() -> None:
         assert (await server.http.get("/readyz")).status_code == 200
         server.daemon.registry.stop_admitting()
         assert (await server.http.get("/readyz")).status_code == 503
+        server.engine.set_model(ModelState.FAILED, "its weights are missing")
+        gone = (await server.http.get("/readyz")).json()["error"]
+        assert (gone["code"], gone["retryable"]) == ("model_unavailable", False)
         assert (await server.http.get("/healthz")).status_code == 200
 
 

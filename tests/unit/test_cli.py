@@ -39,6 +39,27 @@ def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> Non
     assert f"{path}: models.0.family = 'labyrint': expected one of labyrinth, synthetic" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("family", "options", "said"),
+    [
+        ("labyrinth", "{weigths: x}", "models.0.options.weigths: the option `weigths`: is no option of the model, got 'x'"),
+        ("labyrinth", "{steps: two}", "models.0.options.steps: the option `steps`: Input should be a valid integer, got 'two'"),
+        ("labyrinth", "{dtype: int3}", "models.0.options.dtype: the option `dtype`: Input should be 'auto'"),
+        ("synthetic", "{width: 7}", "models.0.options.width: options of the synthetic model: "),
+        ("synthetic", "{fps: 16, wdth: 8}", "models.0.options.wdth: options of the synthetic model: "),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+def test_a_models_options_are_judged_before_anything_starts(
+    tmp_path: Path, command: str, family: str, options: str, said: str
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"models: [{{name: a, family: {family}, options: {options}}}]")
+    result = runner.invoke(app, [command, "-c", str(path)])
+    assert result.exit_code == EXIT_USAGE
+    assert f"{path}: {said}" in result.stderr
+
+
 def test_models_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("models: [{name: bars, family: synthetic, options: {fps: 16}}]")

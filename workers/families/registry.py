@@ -16,6 +16,12 @@ FAMILIES = {
     "synthetic": "ithaka.workers.families.synthetic.family:load",
 }
 
+OPTIONS = {
+    "labyrinth": "ithaka.workers.families.wan.options",
+    "synthetic": "ithaka.workers.families.synthetic.options",
+}
+"""Modules without torch whose ``ModelOptions.parse`` judges a model's options before anything starts."""
+
 STAGE_LOADERS = ("load_denoiser", "load_decoder")
 """What the module of a family that can be staged offers beside its loader."""
 
@@ -23,6 +29,12 @@ STAGE_LOADERS = ("load_denoiser", "load_decoder")
 def family_names() -> tuple[str, ...]:
     """Every family that can be named in a configuration, sorted."""
     return tuple(sorted({*FAMILIES, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
+
+
+def check_options(family: str, options: dict[str, Any]) -> None:
+    """Raises FamilyLoadError that names the option; families from elsewhere are asked when they are loaded."""
+    if family in OPTIONS:
+        importlib.import_module(OPTIONS[family]).ModelOptions.parse(options)
 
 
 def resolve(family: str) -> FamilyLoader:

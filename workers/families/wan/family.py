@@ -13,6 +13,7 @@ from ithaka.workers.families.base import Controls, FamilyInputError, FamilyLoadE
 from ithaka.workers.families.stages import Chunk
 from ithaka.workers.families.wan.autoencoder import LATENT_CHANNELS
 from ithaka.workers.families.wan.decoder import NoMemory, PictureDecoder
+from ithaka.workers.families.wan.options import ModelOptions
 from ithaka.workers.families.wan.prompt import padded_ids, theme_of, word_ids
 from ithaka.workers.families.wan.sampler import FrameSampler, Stream
 from ithaka.workers.families.wan.shards import share_of
@@ -195,23 +196,9 @@ def _spec(model: str, folder: Path, session_memory_bytes: int) -> FamilySpec:
 
 
 def _read_options(options: dict[str, Any], device: torch.device) -> tuple[Path, int | None, torch.dtype]:
-    unknown = set(options) - {"weights", "steps", "dtype"}
-    if unknown:
-        raise FamilyLoadError(
-            f"unknown model options: {', '.join(sorted(unknown))}. The model takes weights, steps and dtype.",
-            field=f"options.{min(unknown)}",
-        )
-    steps = options.get("steps")
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
-        raise FamilyLoadError(f"the option `steps` must be a whole number, not {steps!r}", field="options.steps")
-    name = options.get("dtype", "auto")
+    parsed = ModelOptions.parse(options)
     dtypes = {"auto": _fast_dtype(device), "float32": torch.float32, "bfloat16": torch.bfloat16}
-    if name not in dtypes:
-        raise FamilyLoadError(f"the option `dtype` must be one of {', '.join(dtypes)}, not {name!r}", field="options.dtype")
-    weights = options.get("weights", SHIPPED)
-    if not isinstance(weights, (str, Path)):
-        raise FamilyLoadError(f"the option `weights` must be a folder, not {weights!r}", field="options.weights")
-    return Path(weights), steps, dtypes[name]
+    return parsed.weights or SHIPPED, parsed.steps, dtypes[parsed.dtype]
 
 
 def _fast_dtype(device: torch.device) -> torch.dtype:
