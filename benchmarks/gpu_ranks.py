@@ -83,19 +83,7 @@ class Rank:
 
     def graph_us(self, call: Call, calls: int = 20, samples: int = 20) -> float:
         """The same in a graph of ``calls``."""
-        for _ in range(3):
-            call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        dist.barrier()
-        graph.capture_begin(capture_error_mode="thread_local")
-        for _ in range(calls):
-            call()
-        graph.capture_end()
-        torch.cuda.synchronize()
-        dist.barrier()
-        graph.replay()
-        return self._median_us(graph.replay, calls, samples)
+        return self._median_us(recorded(call, calls), calls, samples)
 
     def _median_us(self, run: Call, calls: int, samples: int) -> float:
         times = []
@@ -129,3 +117,21 @@ def enter_rank(description: str) -> Iterator[Rank]:
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)
+
+
+def recorded(call: Call, calls: int) -> Call:
+    """``calls`` calls as one graph, replayed once: its replay. All ranks."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    dist.barrier()
+    graph.capture_begin(capture_error_mode="thread_local")
+    for _ in range(calls):
+        call()
+    graph.capture_end()
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph.replay

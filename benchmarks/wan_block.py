@@ -26,7 +26,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu_ranks import Call, Rank, enter_rank, start_ranks
+from benchmarks.gpu_ranks import Rank, enter_rank, recorded, start_ranks
 from benchmarks.wan_block_weights import (
     CHUNK,
     DIM,
@@ -209,24 +209,6 @@ def taking_turns(rank: Rank, ways: Sequence[Callable[[], object]], calls: int) -
             times[index, sample] = start.elapsed_time(end) / calls * 1e3
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return [statistics.median(row) for row in times.tolist()]
-
-
-def recorded(call: Call, calls: int) -> Call:
-    """A graph's replay."""
-    for _ in range(2):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    dist.barrier()
-    graph.capture_begin(capture_error_mode="thread_local")
-    for _ in range(calls):
-        call()
-    graph.capture_end()
-    torch.cuda.synchronize()
-    dist.barrier()
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph.replay
 
 
 def run(rank: Rank) -> None:

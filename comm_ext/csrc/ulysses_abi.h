@@ -13,9 +13,7 @@
 #ifndef UL_THREADS
 #define UL_THREADS 512
 #endif
-#ifndef UL_FEW_PIECES
 #define UL_FEW_PIECES 6  // of a call that travels as a short kernel parameter
-#endif
 
 // Rows of one tensor for one rank. Unit number u of the piece lies in row u / row_units; row r is number r % inner_rows
 // of group r / inner_rows. Divisions are a multiplication and a shift: q = (n * magic) >> shift, exact for n < 2^31.
