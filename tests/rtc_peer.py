@@ -49,11 +49,8 @@ class RtcPeer:
             self.connection.on("track", self._read)
 
     async def offer(self) -> str:
-        transports = [transceiver.sender.transport for transceiver in self.connection.getTransceivers()]
-        if self.connection.sctp is not None:
-            transports.append(self.connection.sctp.transport)
-        for transport in transports:
-            _offer_loopback(transport.transport)
+        for transport in self._ice_transports():
+            _offer_loopback(transport)
         await self.connection.setLocalDescription(await self.connection.createOffer())
         return str(self.connection.localDescription.sdp)
 
@@ -115,8 +112,8 @@ class RtcPeer:
 
     def fall_silent(self) -> None:
         """As one that was killed, or whose network is gone: nothing leaves it any more."""
-        for transceiver in self.connection.getTransceivers():
-            for protocol in transceiver.sender.transport.transport._connection._protocols:
+        for transport in self._ice_transports():
+            for protocol in transport._connection._protocols:
                 protocol.send_data = _send_nothing  # type: ignore[method-assign]
                 protocol.send_stun = lambda message, addr: None  # type: ignore[method-assign]
 
@@ -138,6 +135,12 @@ class RtcPeer:
             reader.cancel()
         await self.connection.close()
         await asyncio.gather(*self._readers, return_exceptions=True)
+
+    def _ice_transports(self) -> list[RTCIceTransport]:
+        transports = [transceiver.sender.transport for transceiver in self.connection.getTransceivers()]
+        if self.connection.sctp is not None:
+            transports.append(self.connection.sctp.transport)
+        return [transport.transport for transport in transports]
 
     def _read(self, track: MediaStreamTrack) -> None:
         async def read() -> None:

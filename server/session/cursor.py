@@ -75,7 +75,7 @@ class LiveCursor:
         *,
         acknowledges: bool,
         key_frame_wanted: Callable[[], None],
-        catch_up_through: int = 0,
+        catch_up_through: int,
     ) -> None:
         self._after_seq = self._began_after_seq = after_seq
         self._catch_up_through = catch_up_through
@@ -105,8 +105,7 @@ class LiveCursor:
 
     def _in_flight(self, flow: FrameFlow) -> int:
         """Of this connection: what an earlier one sent is not on its way any more, and a track's is never acknowledged."""
-        delivery = flow.delivery
-        return delivery.sent_through - max(delivery.decoded_through, self._began_after_seq)
+        return self._after_seq - max(flow.delivery.decoded_through, self._began_after_seq)
 
     def _following(self, flow: FrameFlow) -> EncodedFrame | None:
         for seq in range(self._after_seq + 1, flow.retention.newest_seq + 1):
@@ -155,22 +154,34 @@ def controller_cursor(
     flow: FrameFlow, start_seq: int, show_from_seq: int, key_frame_wanted: Callable[[], None], *, acknowledges: bool
 ) -> Cursor:
     """For a controller that has resumed; in ``live`` it begins as a viewer does."""
-    if not flow.is_live:
-        return ControllerCursor(start_seq, show_from_seq)
-    newest_seq = flow.delivery.generated_through
-    key_frame_wanted()
-    return LiveCursor(newest_seq, "controller", acknowledges=acknowledges, key_frame_wanted=key_frame_wanted)
+    if flow.is_live:
+        return _live_cursor(flow, "controller", key_frame_wanted, acknowledges=acknowledges)
+    return ControllerCursor(start_seq, show_from_seq)
 
 
 def viewer_cursor(flow: FrameFlow, key_frame_wanted: Callable[[], None]) -> Cursor:
-    """Asks for the key frame that the viewer begins with. Where the stream stands still none would come, so there the viewer
-    begins with the newest group of pictures that is kept, and sees the picture that stands.
+    if flow.is_live:
+        return _live_cursor(flow, "viewer", key_frame_wanted, acknowledges=False)
+    return ViewerCursor(_begin_after(flow, key_frame_wanted))
+
+
+def _live_cursor(flow: FrameFlow, role: Role, key_frame_wanted: Callable[[], None], *, acknowledges: bool) -> LiveCursor:
+    return LiveCursor(
+        _begin_after(flow, key_frame_wanted),
+        role,
+        acknowledges=acknowledges,
+        key_frame_wanted=key_frame_wanted,
+        catch_up_through=flow.delivery.generated_through,
+    )
+
+
+def _begin_after(flow: FrameFlow, key_frame_wanted: Callable[[], None]) -> int:
+    """The frame before the first one to send; asks for the key frame to begin with. Where the stream stands still none would
+    come: there it begins with the newest group of pictures that is kept, so that the picture that stands is seen, by whoever
+    comes and by whoever comes back.
     """
-    newest_seq = flow.delivery.generated_through
     key_seq = flow.retention.newest_key() if flow.stands_still else None
-    after_seq = newest_seq if key_seq is None else key_seq - 1
-    if key_seq is None:
-        key_frame_wanted()
-    if not flow.is_live:
-        return ViewerCursor(after_seq)
-    return LiveCursor(after_seq, "viewer", acknowledges=False, key_frame_wanted=key_frame_wanted, catch_up_through=newest_seq)
+    if key_seq is not None:
+        return key_seq - 1
+    key_frame_wanted()
+    return flow.delivery.generated_through

@@ -6,6 +6,7 @@ Nothing is queued here: the newest state, one ping and an index into retention a
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -40,6 +41,8 @@ from ithaka.workers.contract import Codec
 CLOSE_GRACE_S = 2.0
 """How long a last message may wait for a carrier that takes nothing."""
 PING_INTERVAL_S = 10.0
+GIVE_WAY_S = 2.5
+"""So long nothing was heard of a controller whose place another one wants: it is gone, or may as well be."""
 
 log = structlog.get_logger()
 
@@ -64,8 +67,11 @@ class Peer:
         metrics: Metrics,
         acknowledges: bool = True,
         codec: Codec = "h264",
+        heard_at_s: Callable[[], float] | None = None,
     ) -> None:
-        """``acknowledges``: the other side says what it decoded; over a track it can't. ``codec``: what it can decode."""
+        """``acknowledges``: the other side says what it decoded; over a track it can't. ``codec``: what it can decode.
+        ``heard_at_s``: when its machine was heard last, where the carrier knows and sees to it that one that lives is heard.
+        """
         self._codec: Codec = codec
         self.role: Role = role
         self._acknowledges = acknowledges
@@ -87,6 +93,8 @@ class Peer:
         self._ping_is_due = False
         self._unanswered_since_s: float | None = None
         self._ping_timer: Timer | None = None
+        self._heard_at_s = heard_at_s
+        self._doubted_at_s: float | None = None
 
     # -- told by the session -------------------------------------------------------------------------------------------
 
@@ -105,6 +113,18 @@ class Peer:
     def wake(self) -> None:
         """There may be something to send."""
         self._wake.set()
+
+    def gives_way(self) -> bool:
+        """Whether nothing was heard from here for ``GIVE_WAY_S``. Where only messages tell, it is asked for one, and whoever
+        wants the place has to come again.
+        """
+        now_s = self._timers.now_s()
+        if self._heard_at_s is not None:
+            return now_s - self._heard_at_s() >= GIVE_WAY_S
+        if self._doubted_at_s is None:
+            self._doubted_at_s = now_s
+            self._ask()
+        return now_s - self._doubted_at_s >= GIVE_WAY_S
 
     def drop(self, violation: ProtocolViolation) -> None:
         """End the connection, not the session."""
@@ -190,6 +210,7 @@ class Peer:
     async def _receive_all(self) -> None:
         while True:
             message = await self._transport.receive()
+            self._doubted_at_s = None
             if not self._rate.take(self._timers.now_s()):
                 raise ProtocolViolation("rate_exceeded", f"more than {self._settings.max_messages_per_s} messages in a second")
             if self._close_code is not None:
@@ -307,15 +328,19 @@ class Peer:
         self._ping_timer = self._timers.call_at(self._timers.now_s() + PING_INTERVAL_S, self._ping)
 
     def _ping(self) -> None:
-        now_s = self._timers.now_s()
         if self._unanswered_since_s is None:
-            self._unanswered_since_s = now_s
+            self._ask()
+        elif self._timers.now_s() - self._unanswered_since_s >= self._settings.answer_timeout_s:
+            self.drop(ProtocolViolation("pong_timeout", f"no pong for {self._settings.answer_timeout_s:g} s"))
+        self._schedule_ping()
+
+    def _ask(self) -> None:
+        """By a ping, unless there is one that waits for its answer."""
+        if self._unanswered_since_s is None:
+            self._unanswered_since_s = self._timers.now_s()
             self._ping_id += 1
             self._ping_is_due = True
             self.wake()
-        elif now_s - self._unanswered_since_s >= self._settings.answer_timeout_s:
-            self.drop(ProtocolViolation("pong_timeout", f"no pong for {self._settings.answer_timeout_s:g} s"))
-        self._schedule_ping()
 
     def _take_pong(self, message: Pong) -> None:
         """One that answers another ping than the last is late, and says nothing."""

@@ -24,6 +24,7 @@ from ithaka.server.session.greeting import hello_of
 from ithaka.server.session.life import FAULT, Life
 from ithaka.server.session.messages import ControlBody, Eos, ErrorRaised, Hello, Role, StateChanged
 from ithaka.server.session.retention import EncodedFrame
+from ithaka.server.session.seats import Seats
 from ithaka.server.session.spec import Connection, Owner, SessionSpec, Surroundings, duration_s, shape_of
 from ithaka.server.session.state import TERMINAL, SessionData
 from ithaka.server.session.timers import NamedTimers
@@ -53,8 +54,7 @@ class Session:
         self._timers = surroundings.timers
         self._named_timers = NamedTimers(surroundings.timers)
         self._desk: ControlDesk | None = None
-        self._controller: Connection | None = None
-        self._viewers: set[Connection] = set()
+        self._seats = Seats(surroundings.settings.max_viewers)
         self._codec = ""
         self._ack_watch = AckWatch(
             self._timers,
@@ -91,7 +91,7 @@ class Session:
 
     @property
     def num_viewers(self) -> int:
-        return len(self._viewers)
+        return len(self._seats.viewers)
 
     def state_message(self) -> StateChanged:
         data = self.data
@@ -138,7 +138,7 @@ class Session:
     def engine_started(self, event: EngineSessionStarted) -> None:
         self._codec = event.codec
         self._life.advance(events.EngineStarted())
-        for viewer in () if self.is_over else tuple(self._viewers):
+        for viewer in () if self.is_over else tuple(self._seats.viewers):
             viewer.greet()
 
     def engine_ended(self, event: EngineSessionEnded) -> None:
@@ -184,23 +184,22 @@ class Session:
         if self.is_over:
             raise ProtocolViolation("session_ended", f"the session is over: {self.data.reason}")
         if peer.role == "viewer":
-            max_viewers = self._surroundings.settings.max_viewers
-            if len(self._viewers) >= max_viewers:
-                raise ProtocolViolation("viewers_full", f"{max_viewers} viewers are connected, and no more fit")
-            self._viewers.add(peer)
+            self._seats.add_viewer(peer)
             if self.data.engine in (EnginePhase.STARTED, EnginePhase.ENDED):
                 peer.greet()
             return
-        if self._controller is not None:
-            raise ProtocolViolation("controller_connected", "another controller is connected to this session")
-        self._controller = peer
+        silent = self._seats.silent_controller()
+        if silent is not None:
+            self.lose(silent)
+            silent.drop(ProtocolViolation("controller_connected", "another controller came while this one was silent"))
+        self._seats.controller = peer
         self._life.advance(events.ControllerAttached())
 
     def lose(self, peer: Connection) -> None:
         """The connection is gone; without effect for one that the session let go itself."""
-        self._viewers.discard(peer)
-        if self._controller is peer:
-            self._controller = None
+        self._seats.viewers.discard(peer)
+        if self._seats.controller is peer:
+            self._seats.controller = None
             self._ack_watch.forget()
             if self.flow is not None:
                 self.flow.controller_lost(self._timers.now_s())
@@ -304,8 +303,8 @@ class Session:
             case events.EndEngine(discard):
                 self._engine.end_session(self.session_id, discard=discard)
             case events.SendHello():
-                assert self._controller is not None
-                self._controller.greet()
+                assert self._seats.controller is not None
+                self._seats.controller.greet()
             case events.StartGeneration() | events.ContinueGeneration():
                 self._flowing().play(self._timers.now_s())
                 self._pump()
@@ -354,14 +353,14 @@ class Session:
             self._named_timers.arm(_PACER, moment_s, self._pump)
 
     def _drop_controller(self, code: str) -> None:
-        assert self._controller is not None
-        peer, self._controller = self._controller, None
+        assert self._seats.controller is not None
+        peer, self._seats.controller = self._seats.controller, None
         peer.drop(ProtocolViolation(code, ERROR_CODES[code].meaning))
 
     def _announce(self) -> None:
         self._log.debug("session.state", state=self.data.state, reason=self.data.reason)
         if not self.is_over:
-            for peer in self._peers():
+            for peer in self._seats.taken:
                 peer.announce()
         for watcher in tuple(self.watchers):
             watcher()
@@ -376,18 +375,14 @@ class Session:
         self._surroundings.metrics.ended.labels(data.reason, str(data.delivered).lower()).inc()
         error = ErrorRaised(code=data.reason, message=self.message, retryable=data.retryable)
         try:
-            for peer in self._peers():
+            for peer in self._seats.taken:
                 peer.finish(self.state_message(), error, close_code, is_fault=close_code == CLOSE_VIOLATION)
         finally:
-            self._controller = None
-            self._viewers.clear()
+            self._seats.clear()
             self._owner.session_closed(self.session_id)
 
-    def _peers(self) -> tuple[Connection, ...]:
-        return (*(() if self._controller is None else (self._controller,)), *self._viewers)
-
     def _wake_peers(self) -> None:
-        for peer in self._peers():
+        for peer in self._seats.taken:
             peer.wake()
 
     def _flowing(self) -> FrameFlow:

@@ -32,7 +32,7 @@ class PullingClient:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.shown: list[int] = []
-        self.is_attached = self.may_resume = False
+        self.is_attached = self.may_resume = self.is_silent = False
         self.cursor: Cursor | None = None
         self.has_eos = False
         self.last_state: StateChanged | None = None
@@ -56,6 +56,9 @@ class PullingClient:
         if self.session.eos() is not None:
             self.session.eos_sent()
             self.has_eos = True
+
+    def gives_way(self) -> bool:
+        return self.is_silent
 
     def drop(self, violation: ProtocolViolation) -> None:
         self._disconnect()
@@ -145,6 +148,18 @@ class SessionLives(RuleBasedStateMachine):
         client = self.clients[pick % len(self.clients)]
         if client.is_attached:
             client.lose()
+
+    @rule(pick=st.integers(0, 3))
+    def take_over(self, pick: int) -> None:
+        """Somebody comes for the place of one of whom nothing is heard any more, and knows what that one showed."""
+        index = pick % len(self.clients)
+        client = self.clients[index]
+        if client.is_attached:
+            client.is_silent = True
+            successor = self.clients[index] = PullingClient(client.session)
+            successor.shown = client.shown
+            successor.attach()
+            assert not client.is_attached
 
     @rule(kind=st.sampled_from(["resume_foreign", "resume_ahead", "ack_beyond_sent", "second_controller"]))
     def misbehave(self, kind: str) -> None:

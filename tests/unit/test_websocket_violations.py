@@ -10,6 +10,8 @@ import pytest
 from tests.fakes import MODEL
 from tests.served import Client, Served, config_for, served
 
+from ithaka.server.session.peer import GIVE_WAY_S
+
 
 async def streaming(server: Served, client: Client, frames: int = 2) -> None:
     await client.greet()
@@ -191,6 +193,46 @@ async def test_a_second_controller_is_refused_while_the_first_is_there() -> None
             await first.ack(2)
             server.timers.advance(1)
             assert (await first.frame()).seq == 3
+
+
+async def test_a_controller_that_does_not_answer_gives_its_place_to_the_next_one() -> None:
+    """Its network is gone and nobody told the server: no close, no word."""
+    async with served() as server:
+        session = await server.create()
+        async with server.connect(session) as silent:
+            await streaming(server, silent)
+            await silent.ack(1)
+            flow = server.session(session["id"]).flow
+            assert flow is not None
+            await server.until(lambda: flow.delivery.decoded_through == 1)
+            await silent.say("pause")
+            await server.until_state(session["id"], "paused")
+            async with server.connect(session) as early:
+                assert await early.refused() == ("controller_connected", 4409), "it is asked first"
+            await silent.expect("ping")
+            server.timers.advance(GIVE_WAY_S)
+            async with server.connect(session) as successor:
+                assert (await successor.greet())["next_seq"] == 2
+                assert (await successor.frame()).seq == 1, "again, to be decoded only"
+                assert await silent.refused() == ("controller_connected", 4409)
+                assert (await successor.frame()).seq == 2
+
+
+async def test_a_controller_that_answers_stays() -> None:
+    async with served() as server:
+        session = await server.create()
+        async with server.connect(session) as first:
+            await streaming(server, first)
+            await first.say("pause")
+            await server.until_state(session["id"], "paused")
+            for number in range(1, 4):
+                async with server.connect(session) as second:
+                    assert (await second.refused())[0] == "controller_connected"
+                ping = await first.expect("ping")
+                await first.say("pong", id=ping["id"])
+                await first.say("control", control_id=number)
+                await server.until(lambda wanted=number: len(server.engine.controls) == wanted)  # type: ignore[misc]
+                server.timers.advance(GIVE_WAY_S)
 
 
 async def test_fin_before_eos_ends_the_session_undelivered() -> None:

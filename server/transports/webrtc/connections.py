@@ -136,13 +136,14 @@ class WebRtcConnections:
 
     async def _converse(self, connection: _Connection) -> None:
         link = connection.link
-        if link.track is None:
-            # What goes over the data channel is acknowledged or pinged.
-            await self._peer(connection).run()
-            return
-        watch = SilenceWatch(self._timers, lambda: link.num_heard, lambda: self._fell_silent(connection))
+        watch = SilenceWatch(
+            self._timers,
+            num_heard=lambda: link.num_heard,
+            ask=link.ask,
+            on_silence=lambda: self._fell_silent(connection),
+        )
         try:
-            await self._peer(connection).run()
+            await self._peer(connection, watch).run()
         finally:
             watch.cancel()
 
@@ -150,7 +151,7 @@ class WebRtcConnections:
         log.info("webrtc.silent", session=connection.session.session_id, role=connection.role)
         connection.link.lose()
 
-    def _peer(self, connection: _Connection) -> Peer:
+    def _peer(self, connection: _Connection, watch: SilenceWatch) -> Peer:
         link, role = connection.link, connection.role
         messages: Messages
         if link.channel is None:
@@ -171,6 +172,7 @@ class WebRtcConnections:
             metrics=self._metrics,
             acknowledges=link.track is None,
             codec=link.codec,
+            heard_at_s=lambda: watch.heard_at_s,
         )
 
 

@@ -174,6 +174,15 @@ class Link:
         """The peer is gone without a word: whoever sends or waits is told at once. ``close`` is still to come."""
         self._lose()
 
+    def ask(self) -> None:
+        """One more check of the connection than ICE makes: a peer that lives answers it, and is heard."""
+        for transport in () if self._is_lost else self._ice_transports():
+            agent = transport._connection
+            for pair in agent._nominated.values():
+                request = agent.build_request(pair, nominate=False)
+                request.add_message_integrity((agent.remote_password or "").encode())
+                pair.protocol.send_stun(request, pair.remote_addr)
+
     def _heard(self) -> None:
         self.num_heard += 1
 
