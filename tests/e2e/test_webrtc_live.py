@@ -141,10 +141,15 @@ async def test_after_a_dead_network_the_picture_is_live_again(daemon: RunningDae
         assert back_at - FPS // 2 <= number <= back_at + FPS, "within a second, and not what was missed"
 
 
-async def test_a_websocket_that_stood_still_gets_what_is_new(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+def socket_of(daemon: RunningDaemon, session: dict[str, Any]) -> websockets.connect:
+    """The controller's."""
     address = daemon.url.replace("http", "ws", 1) + session["stream_path"]
     protocols = [Subprotocol("ithaka.v1"), Subprotocol(f"ithaka.token.{session['token']}")]
-    async with websockets.connect(address, subprotocols=protocols, compression=None, proxy=None) as socket:
+    return websockets.connect(address, subprotocols=protocols, compression=None, proxy=None)
+
+
+async def test_a_websocket_that_stood_still_gets_what_is_new(daemon: RunningDaemon, session: dict[str, Any]) -> None:
+    async with socket_of(daemon, session) as socket:
 
         async def next_seq() -> int:
             while True:
@@ -216,6 +221,33 @@ async def test_a_viewer_of_a_paused_session_sees_the_picture_that_stands(
         async with connected(as_viewer(daemon, session), with_video=True) as viewer:
             assert (await viewer.picture()).key_frame
         assert look(daemon, session)["state"] == "paused"
+
+
+async def test_a_controller_that_comes_back_to_a_paused_session_sees_the_picture_that_stands(
+    daemon: RunningDaemon, session: dict[str, Any]
+) -> None:
+    async with played(daemon, session) as peer:
+        for _ in range(12):
+            await peer.picture()
+        await peer.say("pause")
+        while (await peer.expect("state"))["state"] != "paused":
+            pass
+    stood_at = look(daemon, session)["generated_seq"]
+    async with played(daemon, session) as peer:
+        # Each of its group comes at once, and the last few may be shown as one.
+        assert (await peer.picture()).key_frame
+        while barcode_of(await peer.picture()).number < stood_at - 1:
+            pass
+    async with socket_of(daemon, session) as socket:
+        hello = json.loads(await socket.recv())
+        await socket.send(json.dumps({"type": "resume", "stream": hello["stream"], "next_seq": hello["next_seq"]}))
+        seq = 0
+        while seq < stood_at:
+            message = await socket.recv()
+            if isinstance(message, bytes):
+                seq = read_frame(message).seq
+                await socket.send(json.dumps({"type": "ack", "received_through": seq, "decoded_through": seq}))
+    assert look(daemon, session)["generated_seq"] == stood_at
 
 
 async def test_a_viewer_sees_a_picture_within_half_a_second_of_frames(daemon: RunningDaemon, session: dict[str, Any]) -> None:

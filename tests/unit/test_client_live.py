@@ -53,6 +53,10 @@ def test_it_begins_at_a_key_frame_on_every_connection() -> None:
     position.receive(frame(3, key=True))
     assert not position.decode(3), "a picture that stands comes again, and is known"
     position.receive(frame(9, key=True))
+    position.decode(9)
+    position.begin(HELLO)
+    position.receive(frame(3, key=True))
+    assert position.received_through == 9, "what was acknowledged never shrinks"
 
 
 def test_order_holds() -> None:

@@ -128,6 +128,27 @@ def test_a_viewer_of_a_paused_session_sees_the_picture_that_stands_and_then_all_
     assert isinstance(cursor, LiveCursor | ViewerCursor) and cursor.skipped == 0
 
 
+@pytest.mark.parametrize("knows_all", [False, True], ids=["after a track", "after a socket"])
+def test_a_controller_that_comes_back_to_a_paused_session_sees_the_picture_that_stands(knows_all: bool) -> None:
+    """However long its group is, and whatever the lost connection had in flight; what it acknowledges lets the rest go out."""
+    flow, wishes, newest_seq = flow_of(), list[int](), 3 * LAG
+    flow.resume("stream", 1)
+    lost = controller_cursor(flow, 1, 1, lambda: None, acknowledges=False)
+    for seq in range(1, newest_seq + 1):
+        add(flow, frame(seq, key=seq in (1, 3)))
+        taken(lost, flow)
+    next_seq = newest_seq + 1 if knows_all else 1
+    flow.resume("stream", next_seq)
+    cursor = controller_cursor(flow, next_seq, next_seq, lambda: wishes.append(1), acknowledges=True)
+    seen = taken(cursor, flow)
+    while more := (flow.acknowledge(max(seen[-1], next_seq - 1), max(seen[-1], next_seq - 1)), taken(cursor, flow))[1]:
+        seen += more
+    assert seen == list(range(3, newest_seq + 1)) and wishes == []
+    flow.play(1.0)
+    add(flow, frame(newest_seq + 1))
+    assert taken(cursor, flow) == [newest_seq + 1]
+
+
 def test_a_viewer_of_a_paused_session_that_keeps_no_key_frame_asks_for_one() -> None:
     flow, wishes = flow_of(retained_bytes=150), list[int]()
     add(flow, frame(1, key=True), frame(2))
@@ -222,7 +243,7 @@ def test_over_a_track_nothing_waits_for_acknowledgements() -> None:
 
 @pytest.mark.parametrize("was_acknowledged", [0, 1], ids=["over a track", "over a socket that broke"])
 def test_what_a_lost_connection_had_in_flight_holds_the_next_one_not_up(was_acknowledged: int) -> None:
-    flow = flow_of()
+    flow = playing(flow_of())
     flow.resume("stream", 1)
     lost = controller_cursor(flow, 1, 1, lambda: None, acknowledges=bool(was_acknowledged))
     add(flow, *(frame(seq, key=seq == 1) for seq in range(1, LAG + 1)))

@@ -82,14 +82,14 @@ class LivePosition(StreamPosition):
     def receive(self, frame: EncodedFrame) -> None:
         if self._expected_seq is None and not frame.is_key:
             raise ProtocolError(f"the first frame of a connection, {frame.seq}, is no key frame")
-        # A viewer that comes back to a picture that stands gets its group of pictures again; decode passes over what it knows.
+        # Whoever comes back to a picture that stands gets its group of pictures again; decode passes over what it knows.
         least = 1 if self._expected_seq is None else self._expected_seq
         if frame.seq < least:
             raise ProtocolError(f"frame {frame.seq} came where {least} or a later one was expected")
         if self.end is not None:
             raise ProtocolError(f"frame {frame.seq} came after the stream ended at {self.end.last_seq}")
         self._expected_seq = frame.seq + 1
-        self.received_through = frame.seq
+        self.received_through = max(self.received_through, frame.seq)
 
     def decode(self, seq: int) -> bool:
         if seq <= self.decoded_through:
