@@ -5,19 +5,25 @@ Later layers win field by field: built-in defaults, the file, ``ITHAKA_SECTION__
 
 from __future__ import annotations
 
+import json
 import os
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError, create_model
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from ithaka.configs.field_paths import fields_at, suggestion
+from ithaka.configs.names import did_you_mean, nearest
 from ithaka.configs.schema import ServeConfig
+from ithaka.configs.yaml_file import YamlFileError, read_yaml
 
 ENV_PREFIX = "ITHAKA_"
 _SECRET_FIELDS = frozenset({"api_keys"})
@@ -41,7 +47,7 @@ def load_config(path: Path | None, flags: Mapping[str, Any], environ: Mapping[st
     """
     layers = [
         *([_Layer(str(path), _read_yaml(path))] if path else []),
-        _Layer("environment", _read_environment(os.environ if environ is None else environ)),
+        *_read_environment(os.environ if environ is None else environ),
         _Layer("command line", dict(flags)),
     ]
     merged: dict[str, Any] = reduce(_merge, (layer.values for layer in layers), {})
@@ -53,11 +59,11 @@ def load_config(path: Path | None, flags: Mapping[str, Any], environ: Mapping[st
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = read_yaml(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; give an existing file to --config") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except YamlFileError as error:
+        raise ConfigError(str(error)) from error
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -65,29 +71,63 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    ours = {name: value for name, value in environ.items() if name.startswith(ENV_PREFIX)}
-    for name in ours:
-        section = name.removeprefix(ENV_PREFIX).split("__")[0].lower()
-        if section not in ServeConfig.model_fields:
-            raise ConfigError(
-                f"environment: {name}: no section {section!r}; expected {ENV_PREFIX}SECTION__FIELD with a section of "
-                f"{', '.join(sorted(ServeConfig.model_fields))}"
-            )
+class _Environment(EnvSettingsSource):
+    """Reads JSON as strictly as the file is read."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        return json.loads(value, object_pairs_hook=_once)
+
+
+class _TwiceError(ValueError):
+    """A key stands twice in an object."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    if twice:
+        raise _TwiceError(f"{twice[0]!r} stands twice in one object; keep one of them")
+    return dict(pairs)
+
+
+def _read_environment(environ: Mapping[str, str]) -> list[_Layer]:
+    """One layer a variable, so that an error names it."""
 
     class Reader(BaseSettings):
         model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__", env_ignore_empty=True)
 
     fields: dict[str, Any] = {name: (info.annotation, info) for name, info in ServeConfig.model_fields.items()}
-    source = EnvSettingsSource(create_model("ServeReader", __base__=Reader, **fields))
-    values: dict[str, Any] = {}
-    for name, value in ours.items():
+    source = _Environment(create_model("ServeReader", __base__=Reader, **fields))
+    layers = []
+    for name, value in environ.items():
+        if not name.startswith(ENV_PREFIX):
+            continue
+        path = name.removeprefix(ENV_PREFIX)
+        section = path.split("__")[0].lower()
+        if section not in ServeConfig.model_fields:
+            near = nearest(path, _variables())
+            meant = "; expected" if near is None else f"; did you mean {ENV_PREFIX}{near}? Expected"
+            raise ConfigError(
+                f"environment: {name}: no section {section!r}{meant} {ENV_PREFIX}SECTION__FIELD with a section of "
+                f"{', '.join(sorted(ServeConfig.model_fields))}"
+            )
         source.env_vars = {name.lower(): value}
         try:
-            values = _merge(values, source())
+            layers.append(_Layer(f"environment: {name}", source()))
         except ValueError as error:
-            raise ConfigError(f"environment: {name}: lists and mappings are given as JSON, e.g. '[\"…\"]'") from error
-    return values
+            told = (
+                error.__cause__
+                if isinstance(error.__cause__, _TwiceError)
+                else "lists and mappings are given as JSON, e.g. '[\"…\"]'"
+            )
+            raise ConfigError(f"environment: {name}: {told}") from error
+    return layers
+
+
+def _variables() -> list[str]:
+    """Every one that there can be, without the prefix, but for those within lists."""
+    sections = ServeConfig.model_fields
+    fields = [f"{section}__{field}" for section in sections for field in fields_at(ServeConfig, (section,))]
+    return [name.upper() for name in (*sections, *fields)]
 
 
 def _merge(low: dict[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,16 +140,24 @@ def _merge(low: dict[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 def _explain(detail: ErrorDetails, layers: list[_Layer]) -> str:
     loc = tuple(part for part in detail["loc"] if part != "function-after")
-    source = next((layer.source for layer in reversed(layers) if _holds(layer.values, loc)), "configuration")
-    path = ".".join(str(part) for part in loc)
-    secret = any(str(part) in _SECRET_FIELDS for part in loc)
-    message = detail["msg"].removeprefix("Value error, ")
     if not loc:
-        return f"{' + '.join(layer.source for layer in layers if layer.values)}: {message}"
+        return f"{' + '.join(layer.source for layer in layers if layer.values)}: {_told(detail)}"
+    held = loc[:-1] if detail["type"] == "missing" else loc
+    source = next((layer.source for layer in reversed(layers) if _holds(layer.values, held)), "configuration")
+    path = ".".join(str(part) for part in loc)
     if detail["type"] == "extra_forbidden":
-        return f"{source}: {path}: no such field (a typo?)"
+        return f"{source}: {path}: no such field{suggestion(ServeConfig, loc)}"
+    if detail["type"] == "model_type":
+        return f"{source}: {path}: expected a mapping with fields of {', '.join(fields_at(ServeConfig, loc))}"
+    secret = any(str(part) in _SECRET_FIELDS for part in loc)
     given = "" if secret or isinstance(detail["input"], dict) else f" = {detail['input']!r}"
-    return f"{source}: {path}{given}: {message}"
+    return f"{source}: {path}{given}: {_told(detail)}"
+
+
+def _told(detail: ErrorDetails) -> str:
+    """In pydantic's words, and the choice that was nearly made."""
+    choices = re.findall(r"'([^']*)'", detail["msg"]) if detail["type"] == "literal_error" else ()
+    return detail["msg"].removeprefix("Value error, ") + did_you_mean(str(detail["input"]), choices)
 
 
 def _holds(values: Any, loc: tuple[int | str, ...]) -> bool:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ithaka.configs.load import ConfigError, load_config
 from ithaka.configs.logs import configure_logs
+from ithaka.configs.names import did_you_mean
 from ithaka.configs.schema import ServeConfig
 from ithaka.workers.families.base import FamilyLoadError
 from ithaka.workers.families.registry import check_options, family_names
@@ -79,8 +80,9 @@ def generate(
     settings = _load(config, {"log": {"level": "warning"}})
     wanted = next((entry for entry in settings.models if model in (None, entry.name)), None)
     if wanted is None:
-        names = ", ".join(entry.name for entry in settings.models)
-        raise _refuse(f"--model: no model {model!r} in the configuration; it has {names}")
+        names = [entry.name for entry in settings.models]
+        told = did_you_mean(model or "", names)
+        raise _refuse(f"--model: no model {model!r} in the configuration; it has {', '.join(names)}{told}")
     if output.suffix.lower() != ".mp4" or not output.parent.is_dir():
         raise _refuse(f"{output}: give the path of an .mp4 in a folder that exists")
     configure_logs(settings.log, process="generate")
@@ -136,7 +138,7 @@ def _load(path: Path | None, flags: dict[str, dict[str, Any]]) -> ServeConfig:
         raise _refuse(str(error)) from error
     for index, model in enumerate(config.models):
         if model.family not in family_names():
-            known = ", ".join(family_names())
+            known = f"{', '.join(family_names())}{did_you_mean(model.family, family_names())}"
             raise _refuse(f"{path or 'configuration'}: models.{index}.family = {model.family!r}: expected one of {known}")
         try:
             check_options(model.family, model.options)

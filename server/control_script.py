@@ -6,8 +6,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ithaka.configs.field_paths import suggestion
+from ithaka.configs.yaml_file import YamlFileError, read_yaml
 
 KeyCode = Annotated[str, Field(pattern=r"^[A-Za-z0-9]{1,32}$")]
 
@@ -32,16 +34,18 @@ class ScriptEntry(BaseModel):
 def read_script(path: Path) -> dict[int, tuple[ScriptEntry, ...]]:
     """YAML or JSON, a list of entries, as frame → entries in the file's order. Raises ScriptError."""
     try:
-        entries = TypeAdapter(tuple[ScriptEntry, ...]).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")) or ())
+        entries = TypeAdapter(tuple[ScriptEntry, ...]).validate_python(read_yaml(path) or ())
     except OSError as error:
         raise ScriptError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ScriptError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except YamlFileError as error:
+        raise ScriptError(str(error)) from error
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(str(part) for part in detail["loc"])
+        is_unknown = detail["type"] == "extra_forbidden"
+        told = f"no such field{suggestion(ScriptEntry, detail['loc'][1:])}" if is_unknown else detail["msg"]
         raise ScriptError(
-            f"{path}: {where or 'script'}: {detail['msg']}; an entry looks like {{at: 12, press: [KeyW], release: [KeyA]}}"
+            f"{path}: {where or 'script'}: {told}; an entry looks like {{at: 12, press: [KeyW], release: [KeyA]}}"
         ) from error
     return {frame: tuple(group) for frame, group in groupby(sorted(entries, key=_at), key=_at)}
 

@@ -22,6 +22,9 @@ runner = CliRunner()
         (["generate", "clip.avi"], "give the path of an .mp4"),
         (["generate", "no/such/folder/clip.mp4"], "a folder that exists"),
         (["generate", "clip.mp4", "-m", "other"], "no model 'other' in the configuration; it has labyrinth"),
+        (["generate", "clip.mp4", "-m", "labyrint"], "it has labyrinth; did you mean labyrinth?"),
+        (["serve", "--prot", "1"], "No such option: --prot (Possible options: --host, --port)"),
+        (["srve"], "No such command 'srve'. Did you mean 'serve'?"),
         (["generate", "clip.mp4", "--controls", "none.yaml"], "none.yaml: No such file"),
     ],
 )
@@ -31,22 +34,40 @@ def test_what_can_not_be_done_ends_with_2_and_a_reason(arguments: list[str], sai
     assert said in result.stderr
 
 
+def test_a_key_that_stands_twice_ends_with_2(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("server:\n  port: 1\n  port: 2\n")
+    result = runner.invoke(app, ["serve", "-c", str(path)])
+    assert result.exit_code == EXIT_USAGE
+    assert result.stderr == f"{path}:3:3: server.port stands here and in line 2, column 3; keep one of them\n"
+
+
 def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("models: [{name: a, family: labyrint}]")
     result = runner.invoke(app, ["serve", "-c", str(path)])
     assert result.exit_code == EXIT_USAGE
-    assert f"{path}: models.0.family = 'labyrint': expected one of labyrinth, synthetic" in result.stderr
+    assert (
+        f"{path}: models.0.family = 'labyrint': expected one of labyrinth, synthetic; did you mean labyrinth?" in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("family", "options", "said"),
     [
-        ("labyrinth", "{weigths: x}", "models.0.options.weigths: the option `weigths`: is no option of the model, got 'x'"),
+        (
+            "labyrinth",
+            "{weigths: x}",
+            "models.0.options.weigths: the option `weigths`: is no option of the model, got 'x'; did you mean weights? ",
+        ),
         ("labyrinth", "{steps: two}", "models.0.options.steps: the option `steps`: Input should be a valid integer, got 'two'"),
         ("labyrinth", "{dtype: int3}", "models.0.options.dtype: the option `dtype`: Input should be 'auto'"),
         ("synthetic", "{width: 7}", "models.0.options.width: options of the synthetic model: "),
-        ("synthetic", "{fps: 16, wdth: 8}", "models.0.options.wdth: options of the synthetic model: "),
+        (
+            "synthetic",
+            "{fps: 16, wdth: 8}",
+            "models.0.options.wdth: options of the synthetic model: wdth: no such option; did you mean width? ",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "doctor"])

@@ -135,7 +135,8 @@ def test_a_script_is_grouped_by_frame(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("- {at: -1}", "0.at"),
-        ("- {pres: [KeyW], at: 1}", "0.pres"),
+        ("- {pres: [KeyW], at: 1}", "0.pres: no such field; did you mean press? Known here: at, "),
+        ("- {at: 1, at: 2}", ":1:11: 0.at stands here and in line 1, column 4; keep one of them"),
         ("{at: 1}", "an entry looks like"),
         ("- [", "not YAML"),
         ("- {at: 1, press: ['../x']}", "0.press.0"),

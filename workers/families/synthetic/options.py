@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ithaka.configs.field_paths import suggestion
 from ithaka.workers.families.base import FamilyInputError, FamilyLoadError
 from ithaka.workers.families.synthetic.barcode import MIN_HEIGHT, MIN_WIDTH
 
@@ -41,7 +42,7 @@ class ModelOptions(BaseModel):
             return cls.model_validate(options)
         except ValidationError as error:
             field = ".".join(("options", *(str(part) for part in error.errors()[0]["loc"])))
-            raise FamilyLoadError(f"options of the synthetic model: {_first(error)}", field=field) from error
+            raise FamilyLoadError(f"options of the synthetic model: {_first(error, cls)}", field=field) from error
 
     @model_validator(mode="after")
     def _chunk_fits(self) -> Self:
@@ -64,10 +65,11 @@ class SessionOptions(BaseModel):
         try:
             return cls.model_validate(options)
         except ValidationError as error:
-            raise FamilyInputError(f"options: {_first(error)}") from error
+            raise FamilyInputError(f"options: {_first(error, cls)}") from error
 
 
-def _first(error: ValidationError) -> str:
+def _first(error: ValidationError, options: type[BaseModel]) -> str:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
-    return f"{field}: {first['msg']}" if field else str(first["msg"])
+    told = f"no such option{suggestion(options, first['loc'])}" if first["type"] == "extra_forbidden" else str(first["msg"])
+    return f"{field}: {told}" if field else told

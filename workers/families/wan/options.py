@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ithaka.configs.names import did_you_mean
 from ithaka.workers.families.base import FamilyLoadError
 
 
@@ -29,8 +30,10 @@ class ModelOptions(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = str(first["loc"][0])
-            told = "is no option of the model" if first["type"] == "extra_forbidden" else first["msg"]
+            is_unknown = first["type"] == "extra_forbidden"
+            told = "is no option of the model" if is_unknown else first["msg"]
+            meant = did_you_mean(name, cls.model_fields) if is_unknown else ""
             raise FamilyLoadError(
-                f"the option `{name}`: {told}, got {options[name]!r}. The model takes {', '.join(cls.model_fields)}.",
+                f"the option `{name}`: {told}, got {options[name]!r}{meant or '.'} The model takes {', '.join(cls.model_fields)}.",
                 field=f"options.{name}",
             ) from error
