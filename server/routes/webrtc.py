@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from ithaka.server.errors import ApiError
 from ithaka.server.routes.schemas import Schema, error_answers
 from ithaka.server.routes.services import SeenSession, principal_of, services_of
 from ithaka.server.routes.sessions import ALWAYS, BODY
@@ -24,6 +25,7 @@ OFFER = (
     "session_not_started",
     "connections_full",
 )
+CONNECTION = ("session_unknown", "connection_unknown", "etag_mismatch")
 
 
 class IceServerView(Schema):
@@ -73,6 +75,7 @@ async def connect(session: SeenSession, body: OfferBody, request: Request, respo
     role = principal_of(request).role
     answered = await services_of(request).rtc.answer(session, role, read_offer(body.sdp))
     response.headers["Location"] = f"{request.url.path}/{answered.connection_id}"
+    response.headers["ETag"] = etag_of(answered.connection_id)
     return AnswerView(id=answered.connection_id, sdp=answered.sdp)
 
 
@@ -80,9 +83,11 @@ async def connect(session: SeenSession, body: OfferBody, request: Request, respo
     "/{session_id}/webrtc/{connection_id}",
     status_code=204,
     summary="Add candidates",
-    responses=error_answers(*ALWAYS, *BODY, "sdp_invalid", "ice_restart_unsupported", "session_unknown", "connection_unknown"),
+    responses=error_answers(*ALWAYS, *BODY, "sdp_invalid", "ice_restart_unsupported", *CONNECTION),
 )
 async def trickle(session: SeenSession, connection_id: str, body: FragmentBody, request: Request) -> None:
+    """With `If-Match`, only where it names this connection's ETag."""
+    require_match(request, connection_id)
     await services_of(request).rtc.add_candidates(session, connection_id, read_fragment(body.sdp_fragment))
 
 
@@ -90,8 +95,21 @@ async def trickle(session: SeenSession, connection_id: str, body: FragmentBody, 
     "/{session_id}/webrtc/{connection_id}",
     status_code=204,
     summary="End a connection",
-    responses=error_answers(*ALWAYS, "session_unknown", "connection_unknown"),
+    responses=error_answers(*ALWAYS, *CONNECTION),
 )
 async def disconnect(session: SeenSession, connection_id: str, request: Request) -> None:
-    """The session goes on, as after a lost connection."""
+    """The session goes on, as after a lost connection. With `If-Match`, only where it names this connection's ETag."""
+    require_match(request, connection_id)
     await services_of(request).rtc.end(session, connection_id)
+
+
+def etag_of(connection_id: str) -> str:
+    """A connection keeps its one ICE session, so that its id names both."""
+    return f'"{connection_id}"'
+
+
+def require_match(request: Request, connection_id: str) -> None:
+    """Raises ApiError ``etag_mismatch``. A request without ``If-Match`` is taken for the only ICE session there is."""
+    named = [tag.strip() for header in request.headers.getlist("if-match") for tag in header.split(",")]
+    if named and not {"*", etag_of(connection_id)} & set(named):
+        raise ApiError("etag_mismatch", f"If-Match has to be {etag_of(connection_id)}, the ETag that came with the answer")

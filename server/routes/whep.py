@@ -16,7 +16,7 @@ from ithaka.server.routes.guards import FRAGMENT, SDP
 from ithaka.server.routes.schemas import error_answers
 from ithaka.server.routes.services import SeenSession, principal_of, services_of
 from ithaka.server.routes.sessions import ALWAYS
-from ithaka.server.routes.webrtc import OFFER
+from ithaka.server.routes.webrtc import CONNECTION, OFFER, etag_of, require_match
 from ithaka.server.session.messages import Role
 from ithaka.server.session.session import Session
 from ithaka.server.transports.webrtc.offer import read_fragment, read_offer
@@ -52,7 +52,7 @@ async def play(session: SeenSession, request: Request, role: Role = "viewer") ->
     answered = await services_of(request).rtc.answer(session, role, offer)
     headers = {
         "Location": f"{request.url.path}/{answered.connection_id}",
-        "ETag": _etag(answered.connection_id),
+        "ETag": etag_of(answered.connection_id),
         "Accept-Patch": FRAGMENT,
         **_links(session, request),
     }
@@ -64,14 +64,12 @@ async def play(session: SeenSession, request: Request, role: Role = "viewer") ->
     status_code=204,
     summary="Add candidates",
     openapi_extra=_FRAGMENT_BODY,
-    responses=error_answers(
-        *ALWAYS, *_BODY, "sdp_invalid", "ice_restart_unsupported", "session_unknown", "connection_unknown", "etag_mismatch"
-    ),
+    responses=error_answers(*ALWAYS, *_BODY, "sdp_invalid", "ice_restart_unsupported", *CONNECTION),
 )
 async def trickle(session: SeenSession, connection_id: str, request: Request) -> None:
     """With `If-Match`, only where it names this connection's ETag."""
     fragment = read_fragment(await _text(request, FRAGMENT))
-    _require_match(request, connection_id)
+    require_match(request, connection_id)
     await services_of(request).rtc.add_candidates(session, connection_id, fragment)
 
 
@@ -80,23 +78,13 @@ async def trickle(session: SeenSession, connection_id: str, request: Request) ->
     status_code=200,
     summary="Stop playing",
     response_class=Response,
-    responses=error_answers(*ALWAYS, "session_unknown", "connection_unknown"),
+    responses=error_answers(*ALWAYS, *CONNECTION),
 )
 async def stop(session: SeenSession, connection_id: str, request: Request) -> Response:
+    """With `If-Match`, only where it names this connection's ETag."""
+    require_match(request, connection_id)
     await services_of(request).rtc.end(session, connection_id)
     return Response(status_code=200)
-
-
-def _etag(connection_id: str) -> str:
-    """A connection keeps its one ICE session, so that its id names both."""
-    return f'"{connection_id}"'
-
-
-def _require_match(request: Request, connection_id: str) -> None:
-    """Raises ApiError ``etag_mismatch``. A request without ``If-Match`` is taken for the only ICE session there is."""
-    named = [tag.strip() for header in request.headers.getlist("if-match") for tag in header.split(",")]
-    if named and not {"*", _etag(connection_id)} & set(named):
-        raise ApiError("etag_mismatch", f"If-Match has to be {_etag(connection_id)}, the ETag that came with the answer")
 
 
 async def _text(request: Request, expected: str) -> str:

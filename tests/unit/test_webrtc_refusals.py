@@ -52,6 +52,9 @@ class Rig:
         content = fragment.encode()
         return await self.server.http.patch(address, content=content, headers={**FRAGMENT, **self._bearer, **(headers or {})})
 
+    async def request(self, method: str, address: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+        return await self.server.http.request(method, address, headers={**self._bearer, **(headers or {})}, **body)
+
     async def connected(self) -> str:
         """The address of a connection that waits for its peer."""
         answer = await self.post(self.offer)
@@ -133,6 +136,31 @@ async def test_if_match_has_to_name_the_connection(rig: Rig) -> None:
     assert code_of(await rig.patch(address, fragment, {"If-Match": f"W/{etag}"})) == (412, "etag_mismatch")
     for taken in (etag, f'"another", {etag}', "*"):
         assert (await rig.patch(address, fragment, {"If-Match": taken})).status_code == 204
+
+
+@pytest.mark.parametrize("carrier", ["whep", "webrtc"])
+async def test_a_connection_ends_only_for_who_means_it(rig: Rig, carrier: str) -> None:
+    if carrier == "whep":
+        answer = await rig.post(rig.offer)
+    else:
+        answer = await rig.request("POST", f"/v1/sessions/{rig.session['id']}/webrtc", json={"type": "offer", "sdp": rig.offer})
+    assert answer.status_code == 201, answer.text
+    address, etag = answer.headers["location"], answer.headers["etag"]
+    for other in ('"another"', f"W/{etag}", '""'):
+        assert code_of(await rig.request("DELETE", address, {"If-Match": other})) == (412, "etag_mismatch")
+    assert rig.server.services.rtc.num_open == 1
+    ended = await rig.request("DELETE", address, {"If-Match": etag})
+    assert ended.status_code == (200 if carrier == "whep" else 204)
+    await rig.server.until(lambda: rig.server.services.rtc.num_open == 0)
+
+
+async def test_candidates_as_json_are_taken_only_for_the_connection_they_are_meant_for(rig: Rig) -> None:
+    answer = await rig.request("POST", f"/v1/sessions/{rig.session['id']}/webrtc", json={"type": "offer", "sdp": rig.offer})
+    address, etag = answer.headers["location"], answer.headers["etag"]
+    body = {"sdp_fragment": f"a=mid:0\r\na=candidate:{GOOD}\r\n"}
+    refused = await rig.request("PATCH", address, {"If-Match": '"another"'}, json=body)
+    assert code_of(refused) == (412, "etag_mismatch")
+    assert (await rig.request("PATCH", address, {"If-Match": etag}, json=body)).status_code == 204
 
 
 async def test_a_body_of_a_foreign_type_is_told_the_right_one(rig: Rig) -> None:
