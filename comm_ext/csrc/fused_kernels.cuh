@@ -205,8 +205,10 @@ __global__ void __launch_bounds__(UL_THREADS, 1) fused_kernel(const __grid_const
   const UlCall& call = sending.call;
   const Group group = group_of(call);
   UlRegion* own = group.region_of(call.rank, call.region);
+  await_stream();
   const uint64_t fault = fault_of(group);
   const uint32_t use = own->state[blockIdx.x].uses + 1;
+  const uint32_t copied = own->state[blockIdx.x].copied;
   const uint32_t last = own->state[blockIdx.x].last[call.slot];
 
   SlotGate gate{call, fault, use, last, false, false};
@@ -221,8 +223,8 @@ __global__ void __launch_bounds__(UL_THREADS, 1) fused_kernel(const __grid_const
   }
   if (__syncthreads_or(!gate())) return;
   announce(call, group, use);
-  count_use(own, call.slot, use);
-  if (call.waits && blockIdx.x == 0) await_call(call, use);
+  count_use(own, call.slot, use, copied);
+  if (call.waits && blockIdx.x == 0) await_call(call, use, copied);
 }
 
 }  // namespace ulysses

@@ -50,6 +50,29 @@ cudaError_t launch(void (*kernel)(Argument), uint32_t blocks, uint32_t threads, 
   return cudaLaunchKernelEx(&config, kernel, argument);
 }
 
+#ifndef UL_TRIAL_AHEAD
+#define UL_TRIAL_AHEAD 0
+#endif
+
+// The same for a kernel that begins with await_stream: its blocks may be put in place while the stream is still busy.
+template <typename Argument>
+cudaError_t launch_ahead(void (*kernel)(Argument), uint32_t blocks, cudaStream_t stream, const Argument& argument) {
+#if UL_TRIAL_AHEAD
+  cudaLaunchAttribute ahead = {};
+  ahead.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  ahead.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(UL_THREADS);
+  config.stream = stream;
+  config.attrs = &ahead;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, argument);
+#else
+  return launch(kernel, blocks, UL_THREADS, stream, argument);
+#endif
+}
+
 // A piece with addresses: its source in the caller's tensor, its target in the slot.
 UlPiece bind(const UlPiece& piece, uint64_t target, const uint64_t* sources) {
   UlPiece bound = piece;
@@ -70,11 +93,11 @@ cudaError_t launch_send(const UlPlan& plan, const UlCall& call, const uint64_t* 
   }
   const uint32_t blocks = call.remote_blocks + call.local_blocks;
   switch (plan.unit_bytes) {
-    case 16: return launch(ulysses::send_kernel<uint4, kPieces>, blocks, UL_THREADS, stream, sending);
-    case 8: return launch(ulysses::send_kernel<uint2, kPieces>, blocks, UL_THREADS, stream, sending);
-    case 4: return launch(ulysses::send_kernel<uint32_t, kPieces>, blocks, UL_THREADS, stream, sending);
-    case 2: return launch(ulysses::send_kernel<uint16_t, kPieces>, blocks, UL_THREADS, stream, sending);
-    case 1: return launch(ulysses::send_kernel<uint8_t, kPieces>, blocks, UL_THREADS, stream, sending);
+    case 16: return launch_ahead(ulysses::send_kernel<uint4, kPieces>, blocks, stream, sending);
+    case 8: return launch_ahead(ulysses::send_kernel<uint2, kPieces>, blocks, stream, sending);
+    case 4: return launch_ahead(ulysses::send_kernel<uint32_t, kPieces>, blocks, stream, sending);
+    case 2: return launch_ahead(ulysses::send_kernel<uint16_t, kPieces>, blocks, stream, sending);
+    case 1: return launch_ahead(ulysses::send_kernel<uint8_t, kPieces>, blocks, stream, sending);
     default: return cudaErrorInvalidValue;
   }
 }
@@ -109,11 +132,6 @@ UlWait wait_of(const UlCall& call) {
   return wait;
 }
 
-UlWaitSite site_of(const UlCall& call) { return {call.region, call.signature, call.expected_words}; }
-
-cudaError_t launch_finish(const UlWait& wait, cudaStream_t stream) {
-  return launch(ulysses::finish_kernel, 1, UL_THREADS, stream, wait);
-}
 
 constexpr uint32_t kOutputBlocks = 128;
 constexpr uint64_t kOutputBytesPerBlock = UL_ROUND * sizeof(uint4) * UL_THREADS;
@@ -130,11 +148,8 @@ cudaError_t launch_output(const UlPlan& plan, uint32_t slot, const uint64_t* tar
     bytes += plan.result_bytes[index];
   }
   const uint64_t blocks = (bytes + kOutputBytesPerBlock - 1) / kOutputBytesPerBlock;
-  return launch(ulysses::output_kernel, (uint32_t)(blocks > kOutputBlocks ? kOutputBlocks : blocks), UL_THREADS, stream, output);
+  return launch_ahead(ulysses::output_kernel, (uint32_t)(blocks > kOutputBlocks ? kOutputBlocks : blocks), stream, output);
 }
-
-// Whether the copy engine has a share of the call: it is announced even where it is empty.
-bool has_copies(const UlCall& call) { return call.expected_words > call.remote_blocks; }
 
 // Kernels see for themselves whether their slot is free; copies can't.
 cudaError_t take_turn(UlTurn* turn, const UlPlan& plan, cudaStream_t stream, int* opens) {
@@ -195,7 +210,8 @@ int ul_load_kernels(int device) {
       reinterpret_cast<const void*>(ulysses::send_kernel<uint32_t, UL_MAX_PIECES>),
       reinterpret_cast<const void*>(ulysses::send_kernel<uint16_t, UL_MAX_PIECES>),
       reinterpret_cast<const void*>(ulysses::send_kernel<uint8_t, UL_MAX_PIECES>),
-      reinterpret_cast<const void*>(ulysses::finish_kernel),
+      reinterpret_cast<const void*>(ulysses::mark_kernel),
+      reinterpret_cast<const void*>(ulysses::wait_kernel),
       reinterpret_cast<const void*>(ulysses::open_kernel),
       reinterpret_cast<const void*>(ulysses::output_kernel),
   };
@@ -294,7 +310,11 @@ int ul_host_words_free(uint64_t host_address) { return (int)cudaFreeHost(reinter
 // A stream for copies, of the highest priority, and two events that order it with the caller's stream.
 typedef struct UlLane {
   cudaStream_t stream;
-  cudaEvent_t begun, sent, own_done;
+  cudaEvent_t begun, sent;
+#if UL_TRIAL_LANES
+  cudaStream_t second;
+  cudaEvent_t second_done;
+#endif
 } UlLane;
 
 int ul_lane_create(int device, UlLane** lane) {
@@ -305,8 +325,12 @@ int ul_lane_create(int device, UlLane** lane) {
   UlLane* made = new (std::nothrow) UlLane{};
   if (made == nullptr) return (int)cudaErrorMemoryAllocation;
   cudaError_t status = cudaStreamCreateWithPriority(&made->stream, cudaStreamNonBlocking, greatest);
-  for (cudaEvent_t* event : {&made->begun, &made->sent, &made->own_done})
+  for (cudaEvent_t* event : {&made->begun, &made->sent})
     if (status == cudaSuccess) status = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+#if UL_TRIAL_LANES
+  if (status == cudaSuccess) status = cudaStreamCreateWithPriority(&made->second, cudaStreamNonBlocking, greatest);
+  if (status == cudaSuccess) status = cudaEventCreateWithFlags(&made->second_done, cudaEventDisableTiming);
+#endif
   *lane = made;
   return (int)status;
 }
@@ -314,7 +338,7 @@ int ul_lane_create(int device, UlLane** lane) {
 int ul_lane_destroy(int device, UlLane* lane) {
   OnDevice guard(device);
   UL_TRY(guard.status());
-  for (cudaEvent_t event : {lane->begun, lane->sent, lane->own_done})
+  for (cudaEvent_t event : {lane->begun, lane->sent})
     if (event != nullptr) cudaEventDestroy(event);
   if (lane->stream != nullptr) cudaStreamDestroy(lane->stream);
   delete lane;
@@ -327,15 +351,40 @@ int ul_synchronize(int device) {
   return (int)cudaDeviceSynchronize();
 }
 
-// The copy engine's share of a call, behind what `stream` holds so far; first the opening barrier where it may be needed.
-static cudaError_t begin_copies(const UlPlan& plan, UlLane* lane, UlTurn* turn, const UlCall& call, const uint64_t* sources,
+// The copy engine's share of a call, behind what `stream` holds so far; first the opening barrier where it may be needed. It
+// announces itself, so the send kernel beside it need not end before. After it `sent` is the lane's end.
+static cudaError_t send_copies(const UlPlan& plan, UlLane* lane, UlTurn* turn, const UlCall& call, const uint64_t* sources,
                                 cudaStream_t stream) {
   int opens = 0;
   cudaError_t status = take_turn(turn, plan, stream, &opens);
   if (status == cudaSuccess && opens) status = launch(ulysses::open_kernel, 1, 32, stream, call);
   if (status == cudaSuccess) status = cudaEventRecord(lane->begun, stream);
   if (status == cudaSuccess) status = cudaStreamWaitEvent(lane->stream, lane->begun, 0);
+#if UL_TRIAL_LANES
+  UlPlan halves = plan;
+  halves.copies = 0;
+  UlPlan* parts[2] = {new UlPlan(plan), new UlPlan(plan)};
+  for (uint32_t index = 0; index < plan.copies; ++index) {
+    UlCopy& first = parts[0]->copy[index];
+    UlCopy& second = parts[1]->copy[index];
+    if (first.height < 2) continue;
+    first.height /= 2;
+    second.source += first.height * first.source_pitch;
+    second.target += first.height * first.target_pitch;
+    second.height -= first.height;
+  }
+  if (status == cudaSuccess) status = cudaStreamWaitEvent(lane->second, lane->begun, 0);
+  if (status == cudaSuccess) status = issue_copies(*parts[0], call.slot, sources, lane->stream);
+  if (status == cudaSuccess) status = issue_copies(*parts[1], call.slot, sources, lane->second);
+  if (status == cudaSuccess) status = cudaEventRecord(lane->second_done, lane->second);
+  if (status == cudaSuccess) status = cudaStreamWaitEvent(lane->stream, lane->second_done, 0);
+  delete parts[0];
+  delete parts[1];
+#else
   if (status == cudaSuccess) status = issue_copies(plan, call.slot, sources, lane->stream);
+#endif
+  if (status == cudaSuccess) status = launch(ulysses::mark_kernel, 1, 32, lane->stream, call);
+  if (status == cudaSuccess) status = cudaEventRecord(lane->sent, lane->stream);
   return status;
 }
 
@@ -348,38 +397,21 @@ int ul_exchange(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, c
   UL_TRY(guard.status());
   UlCall call = plan->call;
   call.slot = slot;
-  call.waits = !has_copies(call);
-  if (call.waits) {
-    UL_TRY(launch_send(*plan, call, sources, stream));
-  } else {
-    UL_TRY(begin_copies(*plan, lane, turn, call, sources, stream));
-    UL_TRY(cudaEventRecord(lane->sent, lane->stream));
-    UL_TRY(launch_send(*plan, call, sources, stream));
-    UL_TRY(cudaStreamWaitEvent(stream, lane->sent, 0));
-    UlWait wait = wait_of(call);
-    wait.site[0] = site_of(call);
-    wait.sites = wait.announces = wait.awaits = 1;
-    UL_TRY(launch_finish(wait, stream));
-  }
+  call.waits = 1;
+  if (call.copies) UL_TRY(send_copies(*plan, lane, turn, call, sources, stream));
+  UL_TRY(launch_send(*plan, call, sources, stream));
+  if (call.copies) UL_TRY(cudaStreamWaitEvent(stream, lane->sent, 0));
   return targets == nullptr ? 0 : (int)launch_output(*plan, slot, targets, stream);
 }
 
-// Send only. The copy engine's share announces itself, so that peers need not wait for this rank's own wait.
+// Send only.
 int ul_send(const UlPlan* plan, UlLane* lane, UlTurn* turn, uint32_t slot, const uint64_t* sources, cudaStream_t stream) {
   OnDevice guard((int)plan->device);
   UL_TRY(guard.status());
   UlCall call = plan->call;
   call.slot = slot;
-  if (!has_copies(call)) return (int)launch_send(*plan, call, sources, stream);
-  UL_TRY(begin_copies(*plan, lane, turn, call, sources, stream));
-  UL_TRY(launch_send(*plan, call, sources, stream));
-  UL_TRY(cudaEventRecord(lane->own_done, stream));  // the send kernel counts the use that is announced next
-  UL_TRY(cudaStreamWaitEvent(lane->stream, lane->own_done, 0));
-  UlWait wait = wait_of(call);
-  wait.site[0] = site_of(call);
-  wait.sites = wait.announces = 1;
-  UL_TRY(launch_finish(wait, lane->stream));
-  return (int)cudaEventRecord(lane->sent, lane->stream);
+  if (call.copies) UL_TRY(send_copies(*plan, lane, turn, call, sources, stream));
+  return (int)launch_send(*plan, call, sources, stream);
 }
 
 // Wait for sends of up to UL_MAX_WAIT_SITES call sites, given by their plans; one kernel.
@@ -389,12 +421,12 @@ int ul_wait(const UlPlan* const* plans, UlLane* const* lanes, uint32_t sites, cu
   UL_TRY(guard.status());
   UlWait wait = wait_of(plans[0]->call);
   wait.sites = sites;
-  wait.awaits = 1;
   for (uint32_t index = 0; index < sites; ++index) {
-    wait.site[index] = site_of(plans[index]->call);
-    if (has_copies(plans[index]->call)) UL_TRY(cudaStreamWaitEvent(stream, lanes[index]->sent, 0));
+    const UlCall& call = plans[index]->call;
+    wait.site[index] = {call.region, call.signature, call.remote_blocks, call.copies, 0};
+    if (call.copies) UL_TRY(cudaStreamWaitEvent(stream, lanes[index]->sent, 0));
   }
-  return (int)launch_finish(wait, stream);
+  return (int)launch_ahead(ulysses::wait_kernel, 1, stream, wait);
 }
 
 }  // extern "C"

@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define UL_ABI_VERSION 2
+#define UL_ABI_VERSION 3
 #define UL_MAX_RANKS 8
 #define UL_MAX_TENSORS 3
 #define UL_MAX_PIECES (UL_MAX_RANKS * UL_MAX_TENSORS)
@@ -34,12 +34,15 @@ typedef struct UlCall {
   uint32_t rank, ranks, tensors, signature;
   uint32_t remote_blocks, local_blocks;  // the first blocks serve peers, the others copy the own share
   uint32_t slot, expiry;                 // a slot last used at m is free once its readers began use m + expiry
-  uint32_t expected_words, waits;        // arrival words of each source; whether block 0 stays until all came
+  uint32_t copies, waits;                // whether the copy engine has a share; whether block 0 stays until all came
 } UlCall;
 
 typedef struct UlWaitSite {
   uint64_t region;
-  uint32_t signature, expected_words;
+  uint32_t signature;
+  uint32_t words;   // arrival words of each source's kernel
+  uint32_t copies;  // whether each source's copy engine has a word of its own
+  uint32_t pad;
 } UlWaitSite;
 
 typedef struct UlWait {
@@ -47,10 +50,7 @@ typedef struct UlWait {
   uint64_t arena[UL_MAX_RANKS];
   uint64_t timeout_ns;
   uint64_t host_words;
-  uint32_t rank, ranks, sites;
-  uint32_t announces;  // whether to write the last arrival word of site 0 first: the copy engine's share is complete
-  uint32_t awaits;     // whether to wait
-  uint32_t pad;
+  uint32_t rank, ranks, sites, pad;
 } UlWait;
 
 // Contiguous bytes from the slot to tensors of the caller, all aligned to 16 bytes.
@@ -70,6 +70,7 @@ typedef struct UlArenaWords {
 // block b writes the states b, b + n, b + 2n, ...
 typedef struct UlBlockState {
   uint32_t uses;                 // finished uses of the region
+  uint32_t copied;               // those of them in which the copy engine had a share
   uint32_t last[UL_MAX_SLOTS];   // the use that wrote each slot last
 } UlBlockState;
 
@@ -77,8 +78,10 @@ typedef struct UlBlockState {
 typedef struct UlRegion {
   UlBlockState state[UL_MAX_BLOCKS];                       // own rank only
   uint64_t arrival[2][UL_MAX_RANKS][UL_MAX_BLOCKS];        // written by peers: signature << 32 | use, by parity of the use
+  uint64_t copied[2][UL_MAX_RANKS];                        // written by peers: signature << 32 | number of the copied use, by its parity
   uint64_t begun[UL_MAX_RANKS];                            // written by peers: the use they begin, in an opening barrier
-  uint64_t pad[8];
+  uint64_t marked;                                         // own rank only: copied uses that were announced
+  uint64_t pad[7];
 } UlRegion;
 
 // Pinned host memory, mapped into the device.

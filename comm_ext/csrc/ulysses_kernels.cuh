@@ -1,4 +1,4 @@
-// The kernels: send (with the wait in its tail where the caller wants both), finish, open, output.
+// The kernels: send (with the wait in its tail where the caller wants both), mark, wait, open, output.
 #pragma once
 #include "ulysses_rows.h"
 #include "ulysses_words.cuh"
@@ -26,13 +26,20 @@ struct Share {
 // them, so that what the answer takes overlaps with the first loads.
 template <typename Unit, typename Gate>
 __device__ __forceinline__ void copy_piece(const UlPiece& piece, const Share& share, Gate& may_store) {
-  for (uint32_t unit = share.first; unit < piece.units; unit += UL_ROUND * share.next) {
+#if UL_TRIAL_STRETCH  // of the piece, each block has a stretch of its own
+  const uint32_t blocks = share.next / UL_THREADS, block = share.first / UL_THREADS;
+  const uint32_t stretch = (piece.units + blocks - 1) / blocks, start = block * stretch + threadIdx.x, next = UL_THREADS;
+  const uint32_t end = min(piece.units, (block + 1) * stretch);
+#else
+  const uint32_t start = share.first, next = share.next, end = piece.units;
+#endif
+  for (uint32_t unit = start; unit < end; unit += UL_ROUND * next) {
     Unit value[UL_ROUND];
     uint64_t target[UL_ROUND];
 #pragma unroll
     for (int i = 0; i < UL_ROUND; ++i) {
-      if (unit + i * share.next < piece.units) {
-        const UlPlace place = ul_place(&piece, unit + i * share.next, sizeof(Unit));
+      if (unit + i * next < end) {
+        const UlPlace place = ul_place(&piece, unit + i * next, sizeof(Unit));
         value[i] = load_once(reinterpret_cast<const Unit*>(place.source));
         target[i] = place.target;
       }
@@ -40,7 +47,7 @@ __device__ __forceinline__ void copy_piece(const UlPiece& piece, const Share& sh
     if (!may_store()) return;
 #pragma unroll
     for (int i = 0; i < UL_ROUND; ++i)
-      if (unit + i * share.next < piece.units) *reinterpret_cast<Unit*>(target[i]) = value[i];
+      if (unit + i * next < end) *reinterpret_cast<Unit*>(target[i]) = value[i];
   }
 }
 
@@ -79,21 +86,25 @@ struct OwnGate {
   __device__ __forceinline__ bool operator()() const { return fault == 0; }
 };
 
-// Every thread of a block looks at its share of the arrival words. False for threads that saw the group break.
-__device__ __forceinline__ bool await_all(const Group& group, uint64_t region, uint32_t use, uint32_t signature, uint32_t words) {
-  const UlRegion* own = group.region_of(group.rank, region);
-  const uint64_t expected = arrival_word(use, signature);
+// Every thread of a block looks at its share of the arrival words, of the use that the region's newest send began. False for
+// threads that saw the group break.
+__device__ __forceinline__ bool await_all(const Group& group, const UlWaitSite& site, uint32_t use, uint32_t copied) {
+  const UlRegion* own = group.region_of(group.rank, site.region);
   for (uint32_t source = 0; source < group.ranks; ++source) {
     if (source == group.rank) continue;
-    for (uint32_t word = threadIdx.x; word < words; word += blockDim.x)
-      if (!await_arrival(group, &own->arrival[use & 1][source][word], expected, source)) return false;
+    for (uint32_t word = threadIdx.x; word < site.words; word += blockDim.x)
+      if (!await_arrival(group, &own->arrival[use & 1][source][word], arrival_word(use, site.signature), source)) return false;
   }
-  return true;
+  if (!site.copies) return true;
+  const uint32_t source = threadIdx.x;
+  if (source >= group.ranks || source == group.rank) return true;
+  return await_arrival(group, &own->copied[copied & 1][source], arrival_word(copied, site.signature), source);
 }
 
 // The wait in a send kernel's tail; apart from it, so that it takes none of its registers.
-__device__ __noinline__ void await_call(const UlCall& call, uint32_t use) {
-  await_all(group_of(call), call.region, use, call.signature, call.expected_words);
+__device__ __noinline__ void await_call(const UlCall& call, uint32_t use, uint32_t copied) {
+  const UlWaitSite site{call.region, call.signature, call.remote_blocks, call.copies, 0};
+  await_all(group_of(call), site, use, copied);
 }
 
 // A block's arrival word at every peer; all its threads have stored, and met, before.
@@ -106,9 +117,10 @@ __device__ __forceinline__ void announce(const UlCall& call, const Group& group,
 }
 
 // Keep the states of all block numbers in step; all threads of the block have read its own before.
-__device__ __forceinline__ void count_use(UlRegion* own, uint32_t slot, uint32_t use) {
+__device__ __forceinline__ void count_use(UlRegion* own, uint32_t slot, uint32_t use, uint32_t copied) {
   for (uint32_t block = blockIdx.x + threadIdx.x * gridDim.x; block < UL_MAX_BLOCKS; block += UL_THREADS * gridDim.x) {
     own->state[block].uses = use;
+    own->state[block].copied = copied;
     own->state[block].last[slot] = use;
   }
 }
@@ -123,8 +135,10 @@ __global__ void __launch_bounds__(UL_THREADS) send_kernel(const __grid_constant_
   const UlCall& call = sending.call;
   const Group group = group_of(call);
   UlRegion* own = group.region_of(call.rank, call.region);
+  await_stream();
   const uint64_t fault = fault_of(group);  // these loads are not awaited before the first ones of data are under way
   const uint32_t use = own->state[blockIdx.x].uses + 1;
+  const uint32_t copied = own->state[blockIdx.x].copied + call.copies;
   const uint32_t last = own->state[blockIdx.x].last[call.slot];
   const uint32_t peers = call.ranks - 1;
 
@@ -148,31 +162,31 @@ __global__ void __launch_bounds__(UL_THREADS) send_kernel(const __grid_constant_
     if (__syncthreads_or(!gate())) return;  // and all threads have read the state that is written below
   }
 
-  count_use(own, call.slot, use);
-  if (call.waits && blockIdx.x == 0) await_call(call, use);
+  count_use(own, call.slot, use, copied);
+  if (call.waits && blockIdx.x == 0) await_call(call, use, copied);
 }
 
-// The use that the last send of a region began; for kernels ordered after it.
-__device__ __forceinline__ uint32_t current_use(const Group& group, uint64_t region) {
-  return group.region_of(group.rank, region)->state[0].uses;
+// Announce the copy engine's share: its copies are complete (stream order). It counts by itself, since the send kernel of the
+// same use may still be under way, or not have begun.
+__global__ void __launch_bounds__(32) mark_kernel(const __grid_constant__ UlCall call) {
+  const Group group = group_of(call);
+  UlRegion* own = group.region_of(call.rank, call.region);
+  const uint32_t copied = (uint32_t)own->marked + 1;
+  __syncthreads();
+  if (threadIdx.x == call.rank) own->marked = copied;
+  if (threadIdx.x >= call.ranks || threadIdx.x == call.rank || fault_of(group) != 0) return;
+  fence_system();
+  store_relaxed(&group.region_of(threadIdx.x, call.region)->copied[copied & 1][call.rank], arrival_word(copied, call.signature));
 }
 
-// Announce the copy engine's share (its copies are complete: stream order), and wait for all sites. One block, so that a rank
-// that waits keeps next to nothing of its device from others.
-__global__ void __launch_bounds__(UL_THREADS) finish_kernel(const __grid_constant__ UlWait wait) {
+// Wait for all sites. One block, so that a rank that waits keeps next to nothing of its device from others.
+__global__ void __launch_bounds__(UL_THREADS) wait_kernel(const __grid_constant__ UlWait wait) {
   const Group group{wait.arena, wait.host_words, wait.timeout_ns, wait.rank, wait.ranks};
+  await_stream();
   if (fault_of(group) != 0) return;
-  if (wait.announces && threadIdx.x < wait.ranks && threadIdx.x != wait.rank) {
-    const UlWaitSite site = wait.site[0];
-    const uint32_t use = current_use(group, site.region);
-    fence_system();
-    store_relaxed(&group.region_of(threadIdx.x, site.region)->arrival[use & 1][wait.rank][site.expected_words - 1],
-                  arrival_word(use, site.signature));
-  }
-  if (!wait.awaits) return;
   for (uint32_t index = 0; index < wait.sites; ++index) {
-    const UlWaitSite site = wait.site[index];
-    if (!await_all(group, site.region, current_use(group, site.region), site.signature, site.expected_words)) return;
+    const UlBlockState& newest = group.region_of(group.rank, wait.site[index].region)->state[0];
+    if (!await_all(group, wait.site[index], newest.uses, newest.copied)) return;
   }
 }
 
@@ -189,6 +203,7 @@ __global__ void __launch_bounds__(32) open_kernel(const __grid_constant__ UlCall
 
 // Results from the slot into tensors of the caller, once everything arrived.
 __global__ void __launch_bounds__(UL_THREADS) output_kernel(const __grid_constant__ UlOutput output) {
+  await_stream();
   const uint32_t thread = blockIdx.x * UL_THREADS + threadIdx.x, threads = gridDim.x * UL_THREADS;
   for (uint32_t tensor = 0; tensor < output.tensors; ++tensor) {
     const uint4* from = reinterpret_cast<const uint4*>(output.source[tensor]);

@@ -78,7 +78,7 @@ def bind(
     call.rank, call.ranks, call.tensors, call.signature = seat.rank, len(seat.arenas), len(plans), placement.signature
     call.remote_blocks, call.local_blocks = launch.remote_blocks, launch.local_blocks
     call.expiry = placement.expiry
-    call.expected_words = launch.remote_blocks + (launch.copied > 0)
+    call.copies = launch.copied > 0
     for index, (plan, offset) in enumerate(zip(plans, slot_offsets(plans), strict=True)):
         struct.result_offset[index], struct.result_bytes[index] = offset, _result_bytes(plan)
     struct.window, struct.slot_bytes = placement.window, placement.slot_bytes

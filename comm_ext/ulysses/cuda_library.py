@@ -7,7 +7,7 @@ from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_int64, c_uint32, c
 from dataclasses import dataclass
 from pathlib import Path
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_RANKS = 8
 MAX_TENSORS = 3
 MAX_PIECES = MAX_RANKS * MAX_TENSORS
@@ -59,7 +59,7 @@ class CallStruct(ctypes.Structure):
         ("local_blocks", c_uint32),
         ("slot", c_uint32),
         ("expiry", c_uint32),
-        ("expected_words", c_uint32),
+        ("copies", c_uint32),
         ("waits", c_uint32),
     )
 
@@ -105,7 +105,7 @@ class TurnStruct(ctypes.Structure):
 
 ARENA_WORDS_BYTES = 16 * 8
 HOST_WORDS_BYTES = 8 * 8
-REGION_BYTES = MAX_BLOCKS * 4 * (1 + MAX_SLOTS) + 2 * MAX_RANKS * MAX_BLOCKS * 8 + MAX_RANKS * 8 + 8 * 8
+REGION_BYTES = MAX_BLOCKS * 4 * (2 + MAX_SLOTS) + 2 * MAX_RANKS * MAX_BLOCKS * 8 + 3 * MAX_RANKS * 8 + 8 * 8
 _MIRROR = (
     ABI_VERSION,
     *(ctypes.sizeof(kind) for kind in (PieceStruct, CallStruct, CopyStruct, PlanStruct)),

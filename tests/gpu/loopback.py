@@ -46,7 +46,6 @@ class LaneStruct(ctypes.Structure):
         ("stream", ctypes.c_void_p),
         ("begun", ctypes.c_void_p),
         ("sent", ctypes.c_void_p),
-        ("own_done", ctypes.c_void_p),
     )
 
 

@@ -20,7 +20,7 @@ from ithaka.comm_ext.ulysses.call_counters import Ranges
 from ithaka.comm_ext.ulysses.cuda_arena import WINDOW_OFFSET, WORDS_BYTES, Arena
 from ithaka.comm_ext.ulysses.cuda_binding import Placement, Seat, bind
 from ithaka.comm_ext.ulysses.cuda_calibration import Launch
-from ithaka.comm_ext.ulysses.cuda_library import CudaLibrary, PlanStruct, TurnStruct
+from ithaka.comm_ext.ulysses.cuda_library import REGION_BYTES, CudaLibrary, PlanStruct, TurnStruct
 from ithaka.comm_ext.ulysses.cuda_window import Window
 from ithaka.comm_ext.ulysses.plan import ExchangePlan
 
@@ -182,7 +182,7 @@ def _runtime_of(path: Path) -> ctypes.CDLL:
 def place(plans: Sequence[ExchangePlan], index: int, offset: int, num_slots: int, signature: int) -> Placement:
     """Region number ``index``, its slots ``offset`` bytes into the window."""
     slot_bytes = sum(plan.slot_bytes for plan in plans)
-    return Placement(WORDS_BYTES + index * 55424, WINDOW_OFFSET + offset, slot_bytes, num_slots, signature)
+    return Placement(WORDS_BYTES + index * REGION_BYTES, WINDOW_OFFSET + offset, slot_bytes, num_slots, signature)
 
 
 def on_every_rank(

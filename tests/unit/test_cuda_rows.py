@@ -255,7 +255,7 @@ def test_whole_rows_take_16_byte_units_and_one_copy_each() -> None:
     assert kernel is not None and copies is not None
     assert (kernel.unit_bytes, kernel.piece[0].units, kernel.piece[0].row_units) == (16, 128 * 64, 64)
     assert copies.unit_bytes == 16, "rows that the copy engine moves do not bind the kernel's units"
-    assert (kernel.call.expected_words, copies.call.expected_words, copies.copies) == (16, 1, 1)
+    assert (kernel.call.copies, copies.call.copies, copies.copies) == (0, 1, 1)
     assert (copies.copy[0].width, copies.copy[0].height, copies.copy[0].source_pitch, copies.copy[0].target_pitch) == (
         1024,
         128,
