@@ -46,16 +46,12 @@ def free_bytes(pool: RankPool) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def free_at_first(zygote: RankPool) -> list[int]:
-    return free_bytes(zygote)
-
-
-@pytest.fixture
-def devices_stay_free(pool: RankPool, free_at_first: list[int]) -> Iterator[None]:
-    """Afterwards every device runs a fresh process's kernel and has its memory back."""
+def devices_stay_free(zygote: RankPool) -> Iterator[None]:
+    """After all lost ranks every device runs a fresh process's kernel and has its memory back. Nothing else may use them."""
+    free_at_first = free_bytes(zygote)
     yield
-    pool.end_ranks()
-    for was, now in zip(free_at_first, free_bytes(pool), strict=True):
+    zygote.end_ranks()
+    for was, now in zip(free_at_first, free_bytes(zygote), strict=True):
         assert was - now < SLACK_BYTES
 
 
