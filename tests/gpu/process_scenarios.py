@@ -39,6 +39,8 @@ from tests.process.ulysses_scenarios import RankContext, fault_of
 LAUNCHES = {"sm": Launch(32, 16, 0.0), "hybrid": Launch(16, 16, 0.5), "copy_engine": Launch(0, 16, 1.0)}
 LONG_CYCLES = 600_000_000
 """About a third of a second: a stream that is certainly still busy when the test acts."""
+LATE_CYCLES = 20_000_000
+"""Longer than a rank's own writers dawdle: what it reads then is what the late rank has written so far."""
 
 
 class Apart:
@@ -300,6 +302,8 @@ def stale_reads(context: RankContext) -> dict[str, Any]:
         wrong = torch.zeros((), dtype=torch.int64, device=device)
         for turn in range(context.options["calls"]):
             data = drawn[turn % 3]
+            if turn % context.num_ranks == context.rank:
+                torch.cuda._sleep(LATE_CYCLES)  # type: ignore[no-untyped-call]
             got = call(communicator, case, data.x, "t")
             wrong += mismatches(got, data.wanted)
             got.view(torch.uint8).fill_(POISON)
