@@ -1,8 +1,8 @@
 """Whether an announcement proves that the data is there, between two devices; and whether this test could tell.
 
 Both builds have writers that dawdle (see dawdling_intrinsics.cuh). One is the engine as it is otherwise, and must be right. The
-other has lost its release, and must be caught: by the same reads, right after the wait, from memory that was poisoned. Ranks are late in turns, since a rank that is not has done
-with its own dawdling long before, and reads at once what the late one announces.
+other has lost its release, and must be caught: by the same reads, right after the wait, from memory that was poisoned.
+Ranks are late in turns: the other one is done with its own dawdling long before, and reads what the late one announces.
 """
 
 from __future__ import annotations
