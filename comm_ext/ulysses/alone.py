@@ -10,7 +10,7 @@ import torch
 
 from ithaka.comm_ext.ulysses.cuda_rows import Landing
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesPeerError
-from ithaka.comm_ext.ulysses.fused_transform import QkTransform
+from ithaka.comm_ext.ulysses.halves import InHalves
 from ithaka.comm_ext.ulysses.plan import ExchangePlan
 
 
@@ -22,7 +22,7 @@ class AloneSite:
     sent: Sequence[torch.Tensor] = ()
 
 
-class Alone:
+class Alone(InHalves[AloneSite]):
     """Membership and Exchange of a single rank. Results are the inputs themselves, unless ``outs`` are given."""
 
     def __init__(self, device: torch.device) -> None:
@@ -62,19 +62,6 @@ class Alone:
         if outs is None:
             return received
         return [out.copy_(tensor) for out, tensor in zip(outs, received, strict=True)]
-
-    def exchange(
-        self, site: AloneSite, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None
-    ) -> Sequence[torch.Tensor]:
-        """See Exchange."""
-        self.send(site, tensors)
-        return self.receive((site,), outs)
-
-    def exchange_fused(
-        self, site: AloneSite, tensors: Sequence[torch.Tensor], transform: QkTransform, outs: Sequence[torch.Tensor] | None
-    ) -> Sequence[torch.Tensor]:
-        """See Exchange."""
-        return self.exchange(site, (*transform.apply(*tensors[:2]), *tensors[2:]), outs)
 
     def describe(self) -> dict[str, Any]:
         """See Exchange."""

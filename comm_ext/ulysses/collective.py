@@ -20,7 +20,7 @@ import torch
 
 from ithaka.comm_ext.ulysses.cuda_rows import Landing
 from ithaka.comm_ext.ulysses.errors import UlyssesError, UlyssesPeerError
-from ithaka.comm_ext.ulysses.fused_transform import QkTransform
+from ithaka.comm_ext.ulysses.halves import InHalves
 from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, signature
 from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
 
@@ -49,7 +49,7 @@ class _Transfer:
     work: Any = None
 
 
-class CollectiveExchange:
+class CollectiveExchange(InHalves[CollectiveSite]):
     """See backend.Exchange."""
 
     def __init__(self, group: ProcessGroup, rendezvous: Rendezvous, device: torch.device, name: str) -> None:
@@ -102,19 +102,6 @@ class CollectiveExchange:
                 self._rendezvous.ensure_sound()
             results += self._unpacked(site.plans, transfer.received, outs)
         return results
-
-    def exchange(
-        self, site: CollectiveSite, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None
-    ) -> Sequence[torch.Tensor]:
-        """See Exchange."""
-        self.send(site, tensors)
-        return self.receive((site,), outs)
-
-    def exchange_fused(
-        self, site: CollectiveSite, tensors: Sequence[torch.Tensor], transform: QkTransform, outs: Sequence[torch.Tensor] | None
-    ) -> Sequence[torch.Tensor]:
-        """See Exchange."""
-        return self.exchange(site, (*transform.apply(*tensors[:2]), *tensors[2:]), outs)
 
     def describe(self) -> dict[str, Any]:
         """See Exchange."""

@@ -22,8 +22,8 @@ import torch
 from ithaka.comm_ext.ulysses.control_block import PAGE_BYTES, control_bytes
 from ithaka.comm_ext.ulysses.cuda_rows import Landing
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError
-from ithaka.comm_ext.ulysses.fused_transform import QkTransform
 from ithaka.comm_ext.ulysses.group import RankGroup
+from ithaka.comm_ext.ulysses.halves import InHalves
 from ithaka.comm_ext.ulysses.plan import ExchangePlan, Move, signature, slot_offsets
 from ithaka.comm_ext.ulysses.rendezvous import Rendezvous
 
@@ -126,7 +126,7 @@ class HostSite:
     """The slot of its newest call."""
 
 
-class HostExchange:
+class HostExchange(InHalves[HostSite]):
     """Exchange over host memory (see backend.Exchange)."""
 
     def __init__(self, group: RankGroup, rendezvous: Rendezvous, *, max_bytes: int) -> None:
@@ -200,19 +200,6 @@ class HostExchange:
             else:
                 received.extend(slot.lend(site.stack))
         return received
-
-    def exchange(
-        self, site: HostSite, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None
-    ) -> Sequence[torch.Tensor]:
-        """See Exchange."""
-        self.send(site, tensors)
-        return self.receive((site,), outs)
-
-    def exchange_fused(
-        self, site: HostSite, tensors: Sequence[torch.Tensor], transform: QkTransform, outs: Sequence[torch.Tensor] | None
-    ) -> Sequence[torch.Tensor]:
-        """See Exchange."""
-        return self.exchange(site, (*transform.apply(*tensors[:2]), *tensors[2:]), outs)
 
     def describe(self) -> dict[str, Any]:
         """See Exchange."""
