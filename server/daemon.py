@@ -36,6 +36,7 @@ from ithaka.server.session.timers import LoopTimers, Timers, wall_clock_s
 from ithaka.server.transports.webrtc.connections import ConnectionLimits, WebRtcConnections
 from ithaka.server.transports.webrtc.gathering import Gathering, GatheringError
 from ithaka.server.transports.webrtc.settings import ice_settings
+from ithaka.server.websocket_protocol import TellingWebSocket
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -194,7 +195,7 @@ def _http_server(config: ServeConfig, app: ASGIApp) -> HttpServer:
     server = config.server
     settings = uvicorn.Config(
         app,
-        ws="websockets-sansio",
+        ws=TellingWebSocket,
         ws_max_size=server.max_body_bytes,
         ws_per_message_deflate=False,
         ws_ping_interval=None,

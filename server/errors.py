@@ -14,6 +14,7 @@ Place = Literal["http", "websocket", "end"]
 
 CLOSE_GOING_AWAY = 1001
 CLOSE_VIOLATION = 1008
+CLOSE_TOO_LARGE = 1009
 CLOSE_FAILED = 1011
 CLOSE_VIEWERS_FULL = 1013
 CLOSE_UNAUTHORIZED = 4401
@@ -93,6 +94,9 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "subprotocol_missing": ErrorCode("The client has to offer the subprotocol ithaka.v1.", close_code=CLOSE_VIOLATION),
     "controller_connected": ErrorCode("Another controller is connected.", retryable=True, close_code=CLOSE_CONFLICT),
     "viewers_full": ErrorCode("The session has as many viewers as it takes.", retryable=True, close_code=CLOSE_VIEWERS_FULL),
+    "upgrade_invalid": ErrorCode("The request opens no WebSocket; the message says what it lacks.", status=400),
+    "frame_invalid": ErrorCode("The client sent what is no frame of a WebSocket.", close_code=CLOSE_VIOLATION),
+    "message_too_large": ErrorCode("A message is larger than the server takes.", close_code=CLOSE_TOO_LARGE),
     "message_invalid": ErrorCode("A message is not JSON, or of no known type and shape.", close_code=CLOSE_VIOLATION),
     "binary_not_allowed": ErrorCode("A client sends text messages only.", close_code=CLOSE_VIOLATION),
     "resume_missing": ErrorCode("The first message of a connection is resume, and there is one.", close_code=CLOSE_VIOLATION),

@@ -41,7 +41,6 @@ _WHEP = re.compile(r"/v1/sessions/[^/]+/whep(?P<connection>/[^/]+)?")
 DISCARDED_BYTES = 16 * 1024 * 1024
 """Of a body that is too large: read and thrown away, so that the client gets to the answer."""
 RETRY_AFTER_S = 5
-CLOSE_TRY_LATER = 1013
 SECURITY_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -77,7 +76,7 @@ class SecurityHeaders:
 
 
 class ConnectionBound:
-    """503 for a request that comes on one connection too many, which ends with it; a WebSocket is not opened."""
+    """503 for a request that comes on one connection too many, which ends with it; one for a WebSocket too."""
 
     def __init__(self, app: ASGIApp, max_connections: int, num_open: Callable[[], int]) -> None:
         self._app = app
@@ -87,12 +86,10 @@ class ConnectionBound:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._num_open() <= self._max_connections:
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
+        else:
             message = f"{self._max_connections} connections are open (server.max_connections), and no more fit"
             headers = {"Connection": "close", "Retry-After": str(RETRY_AFTER_S)}
             await error_response(ApiError("too_many_connections", message, headers=headers))(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": CLOSE_TRY_LATER})
 
 
 class RequestGuard:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import structlog
 from fastapi import APIRouter, WebSocket
 
 from ithaka.server.errors import ERROR_CODES, ApiError, ProtocolViolation
+from ithaka.server.routes.guards import error_response
 from ithaka.server.routes.services import Services, services_of
 from ithaka.server.session.messages import ErrorRaised
 from ithaka.server.session.peer import Peer
@@ -12,6 +14,7 @@ from ithaka.server.transports.base import TransportLost
 from ithaka.server.transports.websocket import SUBPROTOCOL, WebSocketTransport
 
 router = APIRouter()
+log = structlog.get_logger()
 
 
 @router.websocket("/v1/sessions/{session_id}/stream")
@@ -22,16 +25,24 @@ async def stream(socket: WebSocket, session_id: str) -> None:
         await _serve(socket, session_id, services)
 
 
+@router.websocket("/{path:path}")
+async def nowhere(socket: WebSocket, path: str) -> None:
+    """No page of ours opens this one, so the answer is the handshake's own."""
+    error = ApiError("path_unknown", f"no WebSocket is served at /{path}; a session names its `stream_path`")
+    await socket.send_denial_response(error_response(error))
+
+
 async def _serve(socket: WebSocket, session_id: str, services: Services) -> None:
     offered = socket.scope["subprotocols"]
     await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
     transport = WebSocketTransport(socket)
     try:
-        peer = _peer(socket, session_id, offered, services, transport)
+        await _peer(socket, session_id, offered, services, transport).run()
     except (ApiError, ProtocolViolation) as refusal:
         await _refuse(transport, refusal.code, str(refusal), services)
-        return
-    await peer.run()
+    except Exception:
+        log.exception("connection.failed", session=session_id)
+        await _refuse(transport, "internal", ERROR_CODES["internal"].meaning, services)
 
 
 def _peer(socket: WebSocket, session_id: str, offered: list[str], services: Services, transport: WebSocketTransport) -> Peer:

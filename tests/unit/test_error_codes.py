@@ -63,6 +63,13 @@ def test_codes_that_end_a_connection_have_a_close_code() -> None:
     assert {code for code in told if code not in ERROR_CODES or ERROR_CODES[code].close_code is None} == set()
 
 
+def test_each_code_that_closes_a_websocket_is_brought_about_by_a_test() -> None:
+    folder = Path(__file__).parent
+    over_a_socket = [*folder.glob("test_websocket_*.py"), *(folder / f"test_{name}.py" for name in ("api_sessions", "daemon"))]
+    texts = "\n".join(path.read_text() for path in (*over_a_socket, folder / "test_session_refusals.py"))
+    assert {code for code, known in ERROR_CODES.items() if known.close_code and f'"{code}"' not in texts} == set()
+
+
 def test_codes_that_end_a_session_are_reasons() -> None:
     told = set().union(*(_codes()[name] for name in ENDS)) - TOLD_AS_OTHERS.keys()
     told |= _encoding_codes() | {FamilyInputError.code, SessionLimitError.code}

@@ -32,8 +32,8 @@ class ModelOptions(BaseModel):
             name = str(first["loc"][0])
             is_unknown = first["type"] == "extra_forbidden"
             told = "is no option of the model" if is_unknown else first["msg"]
-            meant = did_you_mean(name, cls.model_fields) if is_unknown else ""
+            meant = (did_you_mean(name, cls.model_fields) if is_unknown else "") or "."
             raise FamilyLoadError(
-                f"the option `{name}`: {told}, got {options[name]!r}{meant or '.'} The model takes {', '.join(cls.model_fields)}.",
+                f"the option `{name}`: {told}, got {options[name]!r}{meant} The model takes {', '.join(cls.model_fields)}.",
                 field=f"options.{name}",
             ) from error
