@@ -119,6 +119,108 @@ def test_two_sections_of_one_name_are_refused() -> None:
     assert "mid" in refused(OFFER.replace("a=mid:1", "a=mid:0"))
 
 
+def test_a_line_that_is_said_wrong_is_shown_with_what_it_has_to_be() -> None:
+    shown = "a=sctp-port:99999: the port has to be a number from 1 to 65535"
+    assert refused(OFFER.replace("a=sctp-port:5000", "a=sctp-port:99999")) == shown
+    assert refused(OFFER.replace("a=setup:actpass", "a=setup:holdconn")).startswith(
+        "a=setup:holdconn: it has to be a=setup: and"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("a=sctp-port:5000", ["0", "65536", "-1", "5000 5001", "x", "", "\u0661"]),
+        ("a=max-message-size:65536", ["1", "-1", "16383", "x", "1e9", str(2**64)]),
+        ("a=extmap:1 urn:x", ["0 urn:x", "256 urn:x", "300 urn:x", "-1 urn:x", "4352 urn:x", "1", "x urn:x", "1/both urn:x"]),
+        (
+            "a=rtpmap:102 H264/90000",
+            ["128 H264/90000", "-1 H264/90000", "72 H264/90000", "102 H264", "102 H264/0", "102 H264/x"],
+        ),
+        ("a=rtpmap:102 H264/90000", ["104 H264/90000", "103 H264/90000"]),
+        ("a=fmtp:103 apt=102", ["128 apt=1", "103", "x apt=1", "103 apt=x", "103 apt", "103 packetization-mode", "75 apt=1"]),
+        ("a=rtcp-fb:102 nack pli", ["102", "128 nack", "-1 nack", "x nack", "102  "]),
+        ("a=ssrc:1 cname:x", ["4294967296 cname:x", "-1 cname:x", "x cname:x"]),
+        ("a=ssrc-group:FID 1 2", ["FID 1 4294967296", "FID x"]),
+        ("a=rtcp:9 IN IP4 0.0.0.0", ["65536 IN IP4 0.0.0.0", "x"]),
+        ("a=sctpmap:5000 webrtc-datachannel 1024", ["65536 webrtc-datachannel 1024", "5000"]),
+        ("a=ice-ufrag:abcd", ["abc", "a" * 257, "ab cd", "ab\u00e9d", ""]),
+        ("a=ice-pwd:0123456789abcdefghijklmn", ["0123456789abcdefghijk", "a" * 257, "0123456789abcdefghij mn"]),
+        ("a=setup:actpass", ["holdconn", "ACTPASS", ""]),
+        ("a=mid:0", ["", "a b", "0" * 65, "\u00e9"]),
+        ("a=group:BUNDLE 0 1", ["BUNDLE 0 2", "BUNDLE 0 0", "BUNDLE 0 1 1", "BUNDLE nowhere"]),
+        ("m=video 9 UDP/TLS/RTP/SAVPF 102 103", ["text 9 RTP 102", "video 65536 RTP 102", "video -1 RTP 102", "video 9 RTP x"]),
+        (
+            "m=video 9 UDP/TLS/RTP/SAVPF 102 103",
+            ["video 9 RTP 102 128", "video 9 RTP 102 72", "video 9 RTP", "video 9/2 RTP 102"],
+        ),
+        (
+            "m=application 9 UDP/DTLS/SCTP webrtc-datachannel",
+            ["application 9 UDP/DTLS/SCTP x", "application 9 DTLS/SCTP 65536"],
+        ),
+        ("v=0", ["1", "", "x"]),
+    ],
+)
+def test_what_is_out_of_its_range_is_refused_at_once(line: str, wrong: list[str]) -> None:
+    """A line that the offer has is replaced; another one joins the video section, where it is right as it stands."""
+    sdp = OFFER if f"{line}\n" in OFFER else OFFER.replace("a=rtcp-mux\n", f"a=rtcp-mux\n{line}\n")
+    read_offer(sdp)
+    name = re.match(r"[avm]=(?:[a-z-]+:)?", line)
+    assert name is not None
+    for value in wrong:
+        assert not re.search(
+            r"Error|NoneType|Iteration|invalid literal|not in list|unpack", refused(sdp.replace(line, name[0] + value))
+        )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("a=setup:actpass", "a=setup"), ("a=rtcp-mux", "a=rtcp-mux"), ("a=sctp-port:5000", "a=sctp-port"), ("v=0", "v=0")],
+)
+def test_what_no_connection_can_do_without_is_named(line: str, told: str) -> None:
+    assert told in refused(OFFER.replace(f"{line}\n", ""))
+
+
+def test_two_of_what_there_can_be_one_of_are_refused() -> None:
+    channel = OFFER[OFFER.index("m=application") :]
+    two_channels = OFFER.replace("BUNDLE 0 1", "BUNDLE 0 1 2") + channel.replace("a=mid:1", "a=mid:2")
+    assert "data channels" in refused(two_channels)
+    assert "BUNDLE" in refused(OFFER.replace("a=group:BUNDLE 0 1", "a=group:BUNDLE 0\na=group:BUNDLE 1"))
+    assert "same id" in refused(OFFER.replace("a=rtcp-mux\n", "a=rtcp-mux\na=extmap:1 urn:x\na=extmap:1 urn:y\n"))
+
+
+def test_what_makes_no_connection_is_left_out_and_a_missing_direction_is_both_ways() -> None:
+    extras = [
+        "a=msid:x ",
+        "a=ssrc:1 cname:x",
+        "a=extmap:4096 urn:x",
+        "a=extmap:2/recvonly urn:y and more",
+        "a=fmtp:50 x",
+        "a=other:1",
+    ]
+    sdp = OFFER.replace("a=recvonly\n", "").replace("a=rtcp-mux\n", "\n".join(["a=rtcp-mux", *extras, ""]))
+    offer = read_offer(sdp)
+    assert offer.has_video and "a=sendrecv" in offer.sdp and "a=extmap:2 urn:y\r\n" in offer.sdp
+    assert not [word for word in ("msid", "ssrc", "4096", "fmtp:50", "other", "c=", "o=") if word in offer.sdp]
+    both_ways = sdp.replace("s=-", "s=-\na=recvonly")
+    assert "a=recvonly" in read_offer(both_ways).sdp, "a direction may stand before all sections"
+
+
+@pytest.mark.parametrize(
+    ("line", "most"), [("", 65_536), ("a=max-message-size:0\n", None), ("a=max-message-size:16384\n", 16_384)]
+)
+def test_an_offer_says_how_long_a_message_may_be(line: str, most: int | None) -> None:
+    assert read_offer(OFFER + line).max_message_bytes == most
+
+
+def test_the_first_video_section_is_the_one_that_counts() -> None:
+    """It is the one that gets the track."""
+    video = OFFER[OFFER.index("m=video") : OFFER.index("m=application")]
+    second = video.replace("a=mid:0", "a=mid:2")
+    sdp = OFFER.replace("a=recvonly", "a=sendonly").replace("BUNDLE 0 1", "BUNDLE 0 1 2") + second
+    assert not read_offer(sdp).has_video
+
+
 UNUSABLE_CANDIDATES = [
     "1 1 udp 1 192.0.2.1 0 typ host",
     "1 1 udp 1 192.0.2.1 65536 typ host",
@@ -155,7 +257,7 @@ def test_a_candidate_of_a_section_that_the_offer_lacks_is_refused() -> None:
 
 
 def test_neither_video_nor_channel_is_refused() -> None:
-    only_video = OFFER[: OFFER.index("m=application")].replace("a=recvonly", "a=inactive")
+    only_video = OFFER[: OFFER.index("m=application")].replace("a=recvonly", "a=inactive").replace("BUNDLE 0 1", "BUNDLE 0")
     assert "no data channel" in refused(only_video)
 
 

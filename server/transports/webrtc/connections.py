@@ -15,7 +15,7 @@ from ithaka.server.session.peer import CLOSE_GRACE_S, Peer, PeerSettings
 from ithaka.server.session.session import Session
 from ithaka.server.session.timers import Timers
 from ithaka.server.transports.base import TransportLost
-from ithaka.server.transports.webrtc.data_channel import DataChannelMessages
+from ithaka.server.transports.webrtc.data_channel import MESSAGE_BYTES, DataChannelMessages
 from ithaka.server.transports.webrtc.gathering import Gathering
 from ithaka.server.transports.webrtc.link import Feedback, Link
 from ithaka.server.transports.webrtc.mute_client import MuteClient
@@ -162,6 +162,7 @@ class WebRtcConnections:
                 self._timers,
                 max_messages_per_s=self._peers.max_messages_per_s,
                 max_message_bytes=self._limits.max_message_bytes,
+                piece_bytes=min(MESSAGE_BYTES, connection.offer.max_message_bytes or MESSAGE_BYTES),
             )
         return Peer(
             connection.session,

@@ -19,7 +19,7 @@ from ithaka.server.transports.frame_bytes import pack_frame
 from ithaka.server.transports.webrtc.inbox import Inbox
 
 MESSAGE_BYTES = 64 * 1024
-"""Every WebRTC stack takes messages of this size."""
+"""Of a frame, and less for a peer that takes less: every browser takes messages of this size."""
 HIGH_BYTES = 1024 * 1024
 LOW_BYTES = 256 * 1024
 FLUSH_TIMEOUT_S = 1.0
@@ -30,8 +30,18 @@ FLOOD_FACTOR = 4
 class DataChannelMessages:
     """Sending waits while more than ``HIGH_BYTES`` lie in the channel's own buffer."""
 
-    def __init__(self, channel: RTCDataChannel, timers: Timers, *, max_messages_per_s: int, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        channel: RTCDataChannel,
+        timers: Timers,
+        *,
+        max_messages_per_s: int,
+        max_message_bytes: int,
+        piece_bytes: int,
+    ) -> None:
+        """``max_message_bytes`` from the peer; ``piece_bytes`` of a frame at most go to it in one message."""
         self._channel = channel
+        self._piece_bytes = piece_bytes
         self._timers = timers
         self._max_message_bytes = max_message_bytes
         self._rate = RateBound(FLOOD_FACTOR * max_messages_per_s, timers.now_s())
@@ -53,8 +63,8 @@ class DataChannelMessages:
     async def send_frame(self, frame: FrameToSend) -> None:
         """Raises TransportLost."""
         data = pack_frame(frame)
-        for start in range(0, len(data), MESSAGE_BYTES):
-            await self._send(data[start : start + MESSAGE_BYTES])
+        for start in range(0, len(data), self._piece_bytes):
+            await self._send(data[start : start + self._piece_bytes])
 
     def lose(self) -> None:
         """The connection is gone."""

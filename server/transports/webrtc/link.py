@@ -99,9 +99,7 @@ class Link:
                     "the offer has neither H.264 with packetization-mode=1 nor VP8; this server sends nothing else",
                     field="sdp",
                 ) from None
-            raise ApiError(
-                "sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp"
-            ) from None
+            raise _unanswerable(error) from None
         for transceiver in connection.getTransceivers():
             if transceiver.sender.track is None:
                 transceiver.direction = "inactive"
@@ -118,9 +116,7 @@ class Link:
         except PortsTakenError as error:
             raise ApiError("connections_full", str(error)) from None
         except Exception as error:
-            raise ApiError(
-                "sdp_invalid", f"the offer can't be answered: {error or type(error).__name__}", field="sdp"
-            ) from None
+            raise _unanswerable(error) from None
         return str(connection.localDescription.sdp)
 
     async def add_candidates(self, fragment: Fragment) -> None:
@@ -239,3 +235,9 @@ class Link:
         listeners, self._lost_listeners = self._lost_listeners, []
         for listener in listeners:
             listener()
+
+
+def _unanswerable(error: Exception) -> ApiError:
+    """The library's words are for the log alone."""
+    log.warning("webrtc.offer_unanswerable", reason=repr(error))
+    return ApiError("sdp_invalid", "the offer asks for a connection that this server can't make", field="sdp")

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiortc import RTCIceCandidate
+from aiortc.rtcdtlstransport import RTCDtlsFingerprint
 from aiortc.sdp import MediaDescription, SessionDescription
 
 from ithaka.server.errors import ApiError
 from ithaka.server.transports.webrtc.candidate_line import CandidateError, read_candidate
+from ithaka.server.transports.webrtc.offer_lines import LineError
+from ithaka.server.transports.webrtc.offer_sections import used_lines
 from ithaka.server.transports.webrtc.playout_delay import URI
 
 MAX_CANDIDATES = 64
 """Of one offer or fragment; a machine with many interfaces has fewer."""
 MAX_MEDIA = 8
-MAX_EXTENSION_ID = 14
+MAX_SHORT_EXTENSION_ID = 14
+DEFAULT_MESSAGE_BYTES = 65_536
+"""Of a peer that does not say how much it takes at once (RFC 8841)."""
+OLD_SCTP_PROFILE = "DTLS/SCTP"
 END_OF_CANDIDATES = "a=end-of-candidates"
 DIGEST_BYTES = {"sha-256": 32, "sha-384": 48, "sha-512": 64}
 """Of a certificate, as DTLS compares them here; others prove too little."""
 _CANDIDATE = "candidate:"
-_HEX_PAIRS = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2})*")
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """``sdp`` is what the peer said without the candidates that can't be used; ``ice_username`` names its ICE session,
-    ``mids`` its media sections in order. ``playout_delay_id`` is the RTP header extension's, None where the peer does not know
-    it.
+    """``sdp`` is what of the peer's words a connection is made from; ``ice_username`` names its ICE session, ``mids`` its media
+    sections in order. ``playout_delay_id`` is the RTP header extension's, None where the peer does not know it.
+    ``max_message_bytes`` of the data channel; None for any.
     """
 
     sdp: str
@@ -36,7 +40,8 @@ class Offer:
     has_channel: bool
     ice_username: str
     mids: tuple[str, ...]
-    playout_delay_id: int | None = None
+    playout_delay_id: int | None
+    max_message_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +63,49 @@ class Fragment:
 
 def read_offer(sdp: str) -> Offer:
     """Raises ApiError ``sdp_invalid``."""
-    lines = [line for line in sdp.splitlines() if not _is_hidden(line)]
+    lines = [line.rstrip() for line in sdp.splitlines() if line.strip() and not _is_hidden(line)]
     candidates = [line for line in lines if line.startswith(f"a={_CANDIDATE}")]
     if len(candidates) > MAX_CANDIDATES:
-        raise ApiError("sdp_invalid", f"an offer has at most {MAX_CANDIDATES} candidates", field="sdp")
+        raise _invalid(f"an offer has at most {MAX_CANDIDATES} candidates")
     for line in candidates:
         _candidate(line)
-    text = "\r\n".join((*lines, ""))
+    try:
+        text = used_lines(lines)
+    except LineError as error:
+        raise _invalid(str(error)) from None
     try:
         description = SessionDescription.parse(text)
-    # The parser does not say what it raises; whatever it is, the text is to blame.
+    # Each line has its form; what the parser still dislikes is not for the peer's eyes.
     except Exception as error:
-        raise ApiError("sdp_invalid", f"the offer is not SDP: {str(error) or type(error).__name__}", field="sdp") from None
+        raise _invalid("the lines of the offer don't go together") from error
     media = description.media
     if not media or len(media) > MAX_MEDIA:
-        raise ApiError("sdp_invalid", f"an offer has 1 to {MAX_MEDIA} media sections, not {len(media)}", field="sdp")
-    usernames = [section.ice.usernameFragment for section in media if section.ice is not None and section.ice.password]
-    if len(usernames) < len(media) or not usernames[0]:
-        raise ApiError("sdp_invalid", "a=ice-ufrag or a=ice-pwd is missing", field="sdp")
+        raise _invalid(f"an offer has 1 to {MAX_MEDIA} media sections, not {len(media)}")
+    usernames = [_ice_username(section) for section in media]
     for section in media:
-        _check_fingerprints(section)
+        _check_section(section)
     mids = tuple(section.rtp.muxId for section in media)
     if not all(mids) or len(set(mids)) < len(mids):
-        raise ApiError("sdp_invalid", "a=mid is missing, or two media sections have the same", field="sdp")
-    videos = [section for section in media if section.kind == "video" and section.port]
-    has_video = any(section.direction in ("recvonly", "sendrecv") for section in videos)
-    has_channel = any(section.kind == "application" for section in media)
-    if not has_video and not has_channel:
-        raise ApiError("sdp_invalid", "the offer receives no video and opens no data channel", field="sdp")
-    extensions = [extension for section in videos for extension in section.rtp.headerExtensions]
-    # Longer ids would need another form of header, on which the peer would have to agree.
-    delay_ids = (extension.id for extension in extensions if extension.uri == URI and 1 <= extension.id <= MAX_EXTENSION_ID)
-    return Offer(text, has_video, has_channel, usernames[0], mids, next(delay_ids, None))
+        raise _invalid("a=mid is missing, or two media sections have the same")
+    _check_bundle(description, mids)
+    channels = [section for section in media if section.kind == "application"]
+    if len(channels) > 1:
+        raise _invalid("an offer has one media section for data channels at most")
+    # One track is sent, and the first video section is the one that gets it.
+    video = next((section for section in media if section.kind == "video"), None)
+    has_video = video is not None and video.port != 0 and video.direction in ("recvonly", "sendrecv")
+    if not has_video and not channels:
+        raise _invalid("the first video section of the offer receives nothing, and the offer opens no data channel")
+    capabilities = channels[0].sctpCapabilities if channels else None
+    return Offer(
+        text,
+        has_video,
+        bool(channels),
+        usernames[0],
+        mids,
+        _playout_delay_id(video) if has_video and video is not None else None,
+        DEFAULT_MESSAGE_BYTES if capabilities is None else capabilities.maxMessageSize or None,
+    )
 
 
 def read_fragment(text: str) -> Fragment:
@@ -128,18 +144,65 @@ def _candidate(line: str) -> RTCIceCandidate:
         raise ApiError("sdp_invalid", f"not a candidate, {error}: {line[:100]}") from None
 
 
-def _check_fingerprints(section: MediaDescription) -> None:
+def _ice_username(section: MediaDescription) -> str:
+    """Raises ApiError ``sdp_invalid``."""
+    if section.ice is None or not section.ice.usernameFragment or not section.ice.password:
+        raise _invalid("a=ice-ufrag or a=ice-pwd is missing")
+    return section.ice.usernameFragment
+
+
+def _check_section(section: MediaDescription) -> None:
+    """Raises ApiError ``sdp_invalid``."""
+    if section.dtls is None:
+        raise _invalid("a=setup is missing")
+    _check_fingerprints(section.dtls.fingerprints)
+    if section.kind == "application":
+        if section.sctp_port is None and section.profile != OLD_SCTP_PROFILE:
+            raise _invalid("a=sctp-port is missing")
+        return
+    if not section.rtcp_mux:
+        raise _invalid("a=rtcp-mux is missing: media and its reports share one port here")
+    payload_types = [codec.payloadType for codec in section.rtp.codecs]
+    if len(set(payload_types)) < len(payload_types):
+        raise _invalid("two a=rtpmap of a media section have the same payload type")
+    if not set(payload_types) <= set(section.fmt):
+        raise _invalid("an a=rtpmap has a payload type that its m= line does not list")
+    extension_ids = [extension.id for extension in section.rtp.headerExtensions]
+    if len(set(extension_ids)) < len(extension_ids):
+        raise _invalid("two a=extmap of a media section have the same id")
+
+
+def _check_fingerprints(fingerprints: Sequence[RTCDtlsFingerprint]) -> None:
     """Raises ApiError ``sdp_invalid`` unless the peer's certificate can be known by one, and all are well-formed."""
-    if section.dtls is None or not section.dtls.fingerprints:
-        raise ApiError("sdp_invalid", "a=fingerprint is missing", field="sdp")
-    known = [one for one in section.dtls.fingerprints if one.algorithm.lower() in DIGEST_BYTES]
+    if not fingerprints:
+        raise _invalid("a=fingerprint is missing")
+    known = [one for one in fingerprints if one.algorithm.lower() in DIGEST_BYTES]
     if not known:
-        raise ApiError("sdp_invalid", f"a=fingerprint has to be one of {', '.join(DIGEST_BYTES)}", field="sdp")
+        raise _invalid(f"a=fingerprint has to be one of {', '.join(DIGEST_BYTES)}")
     for one in known:
         num_bytes = DIGEST_BYTES[one.algorithm.lower()]
-        if not _HEX_PAIRS.fullmatch(one.value) or len(one.value) != 3 * num_bytes - 1:
-            message = f"a=fingerprint:{one.algorithm} has {num_bytes} pairs of hexadecimal digits with colons between"
-            raise ApiError("sdp_invalid", message, field="sdp")
+        if len(one.value) != 3 * num_bytes - 1:
+            raise _invalid(f"a=fingerprint:{one.algorithm} has {num_bytes} pairs of hexadecimal digits with colons between")
+
+
+def _check_bundle(description: SessionDescription, mids: Sequence[str]) -> None:
+    """Raises ApiError ``sdp_invalid``."""
+    bundles = [group.items for group in description.group if group.semantic == "BUNDLE"]
+    if len(bundles) > 1:
+        raise _invalid("an offer has one a=group:BUNDLE at most")
+    for bundled in bundles:
+        if len(set(bundled)) < len(bundled) or not set(bundled) <= set(mids):
+            raise _invalid(f"a=group:BUNDLE has to name media sections of the offer, each once: {', '.join(mids)}")
+
+
+def _playout_delay_id(video: MediaDescription) -> int | None:
+    # Longer ids would need another form of header, on which the peer would have to agree.
+    extensions = video.rtp.headerExtensions
+    return next((one.id for one in extensions if one.uri == URI and one.id <= MAX_SHORT_EXTENSION_ID), None)
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError("sdp_invalid", message, field="sdp")
 
 
 def _is_hidden(line: str) -> bool:
