@@ -143,6 +143,13 @@ def check_replicated_rows(communicator: UlyssesCommunicator, device: torch.devic
                 assert equal(into_back, x - turn)
         received = communicator.scatter_qkv(x, x + 1, x + 2, **splits)
         assert all(equal(got, y + number) for number, got in enumerate(received))
+        for turn in range(4):
+            parts = [x + turn, x - turn]
+            for number, each in enumerate(parts):
+                communicator.scatter_heads_async(each, f"later {number}", **splits)
+            received = communicator.wait(("later 1", "later 0"))
+            assert equal(received[0], y - turn)
+            assert equal(received[1], y + turn)
         del received
     with pytest.raises(UlyssesInputError, match="replicated"):
         communicator.scatter_heads(x, replicated=x.shape[1])

@@ -47,6 +47,14 @@ class Known:
     range_name: str
 
 
+class Pending(NamedTuple):
+    """A tagged call under way."""
+
+    site: CallSite
+    replicated: torch.Tensor | None
+    """This rank's heads of the rows behind the shard, which nobody sends."""
+
+
 class CallSites:
     """See the communicator, whose calls these are."""
 
@@ -59,7 +67,7 @@ class CallSites:
         self._membership = membership
         self._ranges = Ranges(device)
         self._sites: dict[tuple[Any, ...], Known] = {}
-        self._pending: dict[str, Known] = {}
+        self._pending: dict[str, Pending] = {}
 
     def run(
         self,
@@ -133,10 +141,14 @@ class CallSites:
                 )
             check_input(x, self._device)
             known = self._find(kind, (x,), None, None)
+            shard, replicated = x, None
+            if kind.replicated and self._num_ranks > 1:
+                plan = known.site.plans[0]
+                shard, replicated = x.narrow(1, 0, plan.input_rows), self._own_replicated(plan, x)
             with self._ranges.around(known.range_name):
-                self.exchange.send(known.site, (x,))
+                self.exchange.send(known.site, (shard,))
             self.counters.count(known.sent_bytes, waits=0)
-            self._pending[kind.tag] = known
+            self._pending[kind.tag] = Pending(known.site, replicated)
         except BaseException as error:
             self._tell_peers(error)
             raise
@@ -149,10 +161,14 @@ class CallSites:
                 raise UlyssesInputError(
                     UlyssesErrorCode.BAD_TAG, f"wait wants distinct tags under way, got {names}, has {(*self._pending,)}"
                 )
-            sites = [self._pending.pop(name).site for name in names]
+            pending = [self._pending.pop(name) for name in names]
             self.counters.waits += 1
             with self._ranges.around("ulysses wait"):
-                return tuple(self.exchange.receive(sites, None))
+                received = tuple(self.exchange.receive([each.site for each in pending], None))
+            for each, got in zip(pending, received, strict=True):
+                if each.replicated is not None:
+                    _behind(each.site.plans[0], got).copy_(each.replicated)
+            return received
         except BaseException as error:
             self._tell_peers(error)
             raise
@@ -246,10 +262,13 @@ class CallSites:
             return self.exchange.exchange(known.site, (*shards, tail), outs)
         received = self.exchange.exchange(known.site, shards, outs)
         for x, got, plan in zip(tensors, received, plans, strict=True):
-            tail = x.narrow(1, plan.input_rows, kind.replicated)
-            own = tail.narrow(2, plan.head_starts[self._rank], plan.head_splits[self._rank])
-            got.narrow(1, plan.seq, kind.replicated).copy_(own)
+            _behind(plan, got).copy_(self._own_replicated(plan, x))
         return received
+
+    def _own_replicated(self, plan: ExchangePlan, x: torch.Tensor) -> torch.Tensor:
+        """This rank's heads of the rows behind the shard."""
+        tail = x.narrow(1, plan.input_rows, plan.replicated)
+        return tail.narrow(2, plan.head_starts[self._rank], plan.head_splits[self._rank])
 
     def _landings(self, outs: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
         """Where peers write straight into ``outs``, if all of them lie in the arena."""
@@ -285,3 +304,8 @@ class CallSites:
             self.counters.timeouts = int(error.code is UlyssesErrorCode.PEER_TIMED_OUT)
         elif not isinstance(error, UlyssesError):
             self._membership.abort(f"{type(error).__name__} inside a call: {error}")
+
+
+def _behind(plan: ExchangePlan, result: torch.Tensor) -> torch.Tensor:
+    """Where a scatter leaves room for rows that every rank holds."""
+    return result.narrow(1, plan.seq, plan.replicated)

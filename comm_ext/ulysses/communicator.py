@@ -24,6 +24,7 @@ import torch
 from ithaka.comm_ext.ulysses.alone import Alone
 from ithaka.comm_ext.ulysses.backend import Exchange, Membership
 from ithaka.comm_ext.ulysses.call_sites import CallSites, Kind
+from ithaka.comm_ext.ulysses.chunk_op import traced_gather_chunk, traced_scatter_chunk
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration
 from ithaka.comm_ext.ulysses.errors import UlyssesClosedError, UlyssesErrorCode, UlyssesInputError
 from ithaka.comm_ext.ulysses.fused_op import traced_fused
@@ -48,8 +49,8 @@ class UlyssesCommunicator:
             ``"passthrough"`` in a group of one.
         device: where the tensors live.
         fallback_reason: why ``auto`` did not take a faster backend; None if nothing was given up.
-        turn, announced, handle: for ops.py: what keeps compiled exchanges in order, the outputs of those sent, and the
-            number by which a compiled graph finds this communicator.
+        turn, announced, handle: for ops.py: what keeps compiled exchanges in order, inputs and outputs of those sent, and
+            the number by which a compiled graph finds this communicator.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class UlyssesCommunicator:
         self._exchange: Exchange[Any] = joined.exchange
         self._calls = CallSites(self.rank, self.num_ranks, self.device, self._membership, self._exchange)
         self.turn = torch.zeros(1, dtype=torch.int64)
-        self.announced: dict[str, torch.Tensor] = {}
+        self.announced: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.handle = register(self)
         self._closed = False
 
@@ -196,9 +197,13 @@ class UlyssesCommunicator:
         Inputs are whole, [B, S/P, H, D]; results [B, S, head_count, D], fewer heads where a rank's share ends. So attention
         over the first heads begins while the others travel. Key heads come in proportion, or the one that the chunk shares.
         """
+        band = Band(head_offset, head_count)
+        if torch.compiler.is_compiling():
+            return traced_scatter_chunk(self, (q, k, v), band, tag, seq_splits, head_splits)
         self._ensure_open()
-        kind = Kind(Direction.SCATTER, tag, _plain(seq_splits), _plain(head_splits))
-        received = self._calls.scatter_banded(kind, (q, k, v), Band(head_offset, head_count))
+        received = self._calls.scatter_banded(
+            Kind(Direction.SCATTER, tag, _plain(seq_splits), _plain(head_splits)), (q, k, v), band
+        )
         return received[0], received[1], received[2]
 
     def gather_head_chunk(
@@ -216,9 +221,11 @@ class UlyssesCommunicator:
 
         ``head_splits`` are the whole shares. The other heads of ``out`` stay as they are.
         """
+        band = Band(head_offset, head_count)
+        if torch.compiler.is_compiling():
+            return traced_gather_chunk(self, x, band, out, tag, seq_splits, head_splits)
         self._ensure_open()
-        kind = Kind(Direction.GATHER, tag, _plain(seq_splits), _plain(head_splits))
-        return self._calls.gather_banded(kind, x, Band(head_offset, head_count), out)
+        return self._calls.gather_banded(Kind(Direction.GATHER, tag, _plain(seq_splits), _plain(head_splits)), x, band, out)
 
     def exchange_chunks(self, x: torch.Tensor, *, tag: str | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
         """All-to-all of equal chunks: ``x`` [P, ...], chunk r for rank r → [P, ...], chunk r from rank r. Any dtype."""
@@ -252,16 +259,18 @@ class UlyssesCommunicator:
         received = self._calls.run(kind, (q, k, v), None, transform)
         return received[0], received[1], received[2]
 
-    def scatter_heads_async(self, x: torch.Tensor, tag: str, *, seq_splits: Splits = None, head_splits: Splits = None) -> None:
-        """Send now, receive by ``wait``. One call per tag can be under way, at most 16 in all.
+    def scatter_heads_async(
+        self, x: torch.Tensor, tag: str, *, seq_splits: Splits = None, head_splits: Splits = None, replicated: int = 0
+    ) -> None:
+        """Send now, receive by ``wait``. One call per tag can be under way, at most 16 in all. Arguments as in scatter_heads.
 
         ``x`` must not change before ``wait``: a copy engine may still read it.
         """
         if torch.compiler.is_compiling():
-            traced_send(self, x, tag, seq_splits, head_splits)
+            traced_send(self, x, tag, seq_splits, head_splits, replicated)
             return
         self._ensure_open()
-        self._calls.send(x, Kind(Direction.SCATTER, tag, _plain(seq_splits), _plain(head_splits)))
+        self._calls.send(x, Kind(Direction.SCATTER, tag, _plain(seq_splits), _plain(head_splits), None, replicated))
 
     def wait(self, tags: str | Sequence[str]) -> tuple[torch.Tensor, ...]:
         """One wait for all of ``tags``; their results [B, S, H/P, D] in that order, as leases."""

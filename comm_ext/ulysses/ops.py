@@ -60,15 +60,17 @@ def send_op(
     tag: str,
     seq_splits: list[int] | None,
     head_splits: list[int] | None,
+    replicated: int = 0,
 ) -> None:
     """Begin a tagged scatter of ``x``."""
-    communicator_of(handle).scatter_heads_async(x, tag, seq_splits=seq_splits, head_splits=head_splits)
+    communicator_of(handle).scatter_heads_async(x, tag, seq_splits=seq_splits, head_splits=head_splits, replicated=replicated)
     turn.add_(1)
 
 
 @torch.library.custom_op("ithaka::ulysses_wait", mutates_args=("outs", "turn"))
-def wait_op(outs: list[torch.Tensor], turn: torch.Tensor, handle: int, tags: str) -> None:
-    """Wait for ``tags`` (one per line), results into ``outs``."""
+def wait_op(sent: list[torch.Tensor], outs: list[torch.Tensor], turn: torch.Tensor, handle: int, tags: str) -> None:
+    """Wait for ``tags`` (one per line), results into ``outs``. ``sent`` are the inputs: an engine may read them until now, so
+    the compiler must not put anything else in their place before."""
     for out, result in zip(outs, communicator_of(handle).wait(tags.split("\n")), strict=True):
         out.copy_(result)
     turn.add_(1)
@@ -96,12 +98,13 @@ def _(
     tag: str,
     seq_splits: list[int] | None,
     head_splits: list[int] | None,
+    replicated: int = 0,
 ) -> None:
     return None
 
 
 @wait_op.register_fake
-def _(outs: list[torch.Tensor], turn: torch.Tensor, handle: int, tags: str) -> None:
+def _(sent: list[torch.Tensor], outs: list[torch.Tensor], turn: torch.Tensor, handle: int, tags: str) -> None:
     return None
 
 
@@ -129,8 +132,15 @@ def traced_exchange(
     return outs
 
 
-def traced_send(communicator: UlyssesCommunicator, x: torch.Tensor, tag: str, seq_splits: Splits, head_splits: Splits) -> None:
-    """``scatter_heads_async`` as a graph sees it; the output waits in ``announced``."""
+def traced_send(
+    communicator: UlyssesCommunicator,
+    x: torch.Tensor,
+    tag: str,
+    seq_splits: Splits,
+    head_splits: Splits,
+    replicated: int = 0,
+) -> None:
+    """``scatter_heads_async`` as a graph sees it; input and output wait in ``announced``."""
     send_op(
         x,
         communicator.turn,
@@ -138,14 +148,16 @@ def traced_send(communicator: UlyssesCommunicator, x: torch.Tensor, tag: str, se
         tag,
         None if seq_splits is None else list(seq_splits),
         None if head_splits is None else list(head_splits),
+        replicated,
     )
-    communicator.announced[tag] = _empty(communicator, Direction.SCATTER, x, seq_splits, head_splits)
+    communicator.announced[tag] = (x, _empty(communicator, Direction.SCATTER, x, seq_splits, head_splits, replicated))
 
 
 def traced_wait(communicator: UlyssesCommunicator, tags: Sequence[str]) -> tuple[torch.Tensor, ...]:
     """``wait`` as a graph sees it."""
-    outs = [communicator.announced.pop(tag) for tag in tags]
-    wait_op(outs, communicator.turn, communicator.handle, "\n".join(tags))
+    announced = [communicator.announced.pop(tag) for tag in tags]
+    outs = [out for _, out in announced]
+    wait_op([x for x, _ in announced], outs, communicator.turn, communicator.handle, "\n".join(tags))
     return tuple(outs)
 
 

@@ -48,6 +48,7 @@ def test_a_rank_lost_by_a_group_over_gloo(pool: RankPool, how: signal.Signals) -
         rank.await_end()
 
 
-def test_parts_in_one_graph(pool: RankPool) -> None:
-    ranks = pool.start("compiled_parts", 2)
+@pytest.mark.parametrize("scenario", ["compiled_parts", "compiled_chunks"])
+def test_parts_in_one_graph(pool: RankPool, scenario: str) -> None:
+    ranks = pool.start(scenario, 2)
     assert [rank.result(deadline_s=100) for rank in ranks] == [{"equal": 3}] * 2

@@ -125,6 +125,35 @@ def compiled_parts(context: RankContext) -> dict[str, Any]:
         return {"equal": equal}
 
 
+def compiled_chunks(context: RankContext) -> dict[str, Any]:
+    """Heads in chunks, and rows that all ranks hold sent ahead, in one graph, against the same calls made eagerly."""
+    seq, rows = [3, 2], 2
+    with context.open() as communicator:
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            communicator.scatter_heads_async(x, "ahead", seq_splits=seq, replicated=rows)
+            own = x[:, : seq[communicator.rank]]
+            q, k, v = own[:, :, :8], own[:, :, 8:12], own[:, :, 12:]
+            out = torch.zeros_like(q)
+            for offset in (0, 2):
+                chunk = communicator.scatter_qkv_head_chunk(q, k, v, head_offset=offset, head_count=2, seq_splits=seq)
+                mixed = chunk[0] * chunk[1].repeat_interleave(2, 2) + chunk[2].repeat_interleave(2, 2)
+                del chunk
+                out = communicator.gather_head_chunk(mixed, head_offset=offset, head_count=2, out=out, seq_splits=seq)
+            (ahead,) = communicator.wait("ahead")
+            return torch.cat((out * 2, ahead[:, : own.shape[1], :8]), 2)
+
+        graph = torch.compile(block, fullgraph=True, backend="aot_eager")
+        equal = 0
+        for seed in range(3):
+            x = torch.cat((torch.split(drawn(seed, 1, sum(seq), 16, 8), seq, 1)[context.rank], drawn(9, 1, rows, 16, 8)), 1)
+            own = x[:, : seq[context.rank]]
+            wanted = (own[:, :, :8] * own[:, :, 8:12].repeat_interleave(2, 2) + own[:, :, 12:].repeat_interleave(2, 2)) * 2
+            got = graph(x)
+            equal += torch.equal(got, block(x)) and torch.equal(got[:, :, :8], wanted)
+        return {"equal": equal}
+
+
 def collective_loop(context: RankContext) -> dict[str, Any]:
     """Exchanges over gloo until the group breaks; rank 1 pauses after the third."""
     x = torch.ones(1, 2, 2 * context.num_ranks, 4)
@@ -144,5 +173,6 @@ def collective_loop(context: RankContext) -> dict[str, Any]:
 SCENARIOS: dict[str, Callable[[RankContext], dict[str, Any]]] = {
     "composed": composed,
     "compiled_parts": compiled_parts,
+    "compiled_chunks": compiled_chunks,
     "collective_loop": collective_loop,
 }
