@@ -147,9 +147,9 @@ def check_replicated_rows(communicator: UlyssesCommunicator, device: torch.devic
             parts = [x + turn, x - turn]
             for number, each in enumerate(parts):
                 communicator.scatter_heads_async(each, f"later {number}", **splits)
-            received = communicator.wait(("later 1", "later 0"))
-            assert equal(received[0], y - turn)
-            assert equal(received[1], y + turn)
+            later = communicator.wait(("later 1", "later 0"))
+            assert equal(later[0], y - turn)
+            assert equal(later[1], y + turn)
         del received
     with pytest.raises(UlyssesInputError, match="replicated"):
         communicator.scatter_heads(x, replicated=x.shape[1])

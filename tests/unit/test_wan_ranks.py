@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -30,6 +30,7 @@ class ThreadExchange:
 
     def __init__(self, table: Table, rank: int) -> None:
         self._table, self._rank = table, rank
+        self._arrived: dict[str, torch.Tensor] = {}
 
     def scatter_heads(
         self, x: torch.Tensor, *, seq_splits: list[int] | None = None, head_splits: list[int] | None = None
@@ -41,17 +42,14 @@ class ThreadExchange:
     ) -> torch.Tensor:
         return self._exchange(x, lambda parts: torch.cat(parts, 2), 1, seq_splits)
 
-    def scatter_qkv(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        seq_splits: list[int] | None = None,
-        head_splits: list[int] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        q, k, v = (self.scatter_heads(x, seq_splits=seq_splits, head_splits=head_splits) for x in (q, k, v))
-        return q, k, v
+    def scatter_heads_async(
+        self, x: torch.Tensor, tag: str, *, seq_splits: list[int] | None = None, head_splits: list[int] | None = None
+    ) -> None:
+        assert tag not in self._arrived
+        self._arrived[tag] = self.scatter_heads(x, seq_splits=seq_splits, head_splits=head_splits)
+
+    def wait(self, tags: Sequence[str]) -> tuple[torch.Tensor, ...]:
+        return tuple(self._arrived.pop(tag) for tag in tags)
 
     def _exchange(
         self, x: torch.Tensor, join: Callable[[list[torch.Tensor]], torch.Tensor], dim: int, splits: list[int] | None

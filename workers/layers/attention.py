@@ -33,14 +33,22 @@ class HeadShards:
     fuses: bool = False
     """Whether queries and keys are normed and turned by the exchange, which pays between GPUs."""
 
-    def scatter_qkv(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[N, s, H, D] three times → [N, S, h, D] three times."""
-        return self.exchange.scatter_qkv(q, k, v, **self._splits())
+    def scatter_values_first(
+        self, v: torch.Tensor, make_qk: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Values leave before queries and keys are made; one wait for the three. [N, s, H, D] → [N, S, h, D], three times."""
+        splits = self._splits()
+        self.exchange.scatter_heads_async(v, "values", **splits)
+        q, k = make_qk()
+        self.exchange.scatter_heads_async(q, "queries", **splits)
+        self.exchange.scatter_heads_async(k, "keys", **splits)
+        q, k, v = self.exchange.wait(("queries", "keys", "values"))
+        return q, k, v
 
     def norm_turn_scatter(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, norm: QkNorm, rope: QkRope
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``scatter_qkv`` of queries and keys as they were projected, normed and turned on their way."""
+        """All three at once, queries and keys as they were projected: they are normed and turned on their way."""
         return self.exchange.fused_qk_norm_rope_scatter(q, k, v, norm=norm, rope=rope, **self._splits())
 
     def gather_heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,10 +112,14 @@ class RingSelfAttention:
             q, k, v = (_by_heads(x, attn.heads) for x in _projected(attn, hidden_states))
             norm = QkNorm.of(attn.norm_q.weight, attn.norm_k.weight, eps=attn.norm_q.eps, span="row")
             return memory.shards.norm_turn_scatter(q, k, v, norm, QkRope(memory.phases[:, :, 0, 0]))
-        q, k, v = project_qkv(attn, hidden_states, lambda qk: rotate_pairs(qk, memory.phases))
+        qk, v = _projected_qk(attn, hidden_states)
+
+        def make_qk() -> tuple[torch.Tensor, torch.Tensor]:
+            return _norm_turn(attn, qk, lambda normed: rotate_pairs(normed, memory.phases), v.dtype)
+
         if memory.shards is not None:
-            q, k, v = memory.shards.scatter_qkv(q, k, v)
-        return q, k, v
+            return memory.shards.scatter_values_first(v, make_qk)
+        return *make_qk(), v
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, memory: FrameMemory) -> torch.Tensor:
         batch = q.shape[0] // len(memory.frames)
@@ -184,16 +196,28 @@ def project_qkv(
 
     ``rotate`` takes queries and keys together, float32 [N, s, 2, H, D].
     """
+    qk, v = _projected_qk(attn, hidden_states)
+    return *_norm_turn(attn, qk, rotate, v.dtype), v
+
+
+def _projected_qk(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N, s, H * D] → queries and keys side by side [N, s, 2 * H * D], and values [N, s, H, D]."""
     if attn.fused_projections:
         qk, v = attn.to_qkv(hidden_states).split([2 * attn.inner_dim, attn.inner_dim], dim=-1)
     else:
         qk = torch.cat([attn.to_q(hidden_states), attn.to_k(hidden_states)], -1)
         v = attn.to_v(hidden_states)
+    return qk, _by_heads(v, attn.heads)
+
+
+def _norm_turn(
+    attn: Any, qk: torch.Tensor, rotate: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys [N, s, H, D] of what ``_projected_qk`` left side by side."""
     weight = torch.stack([attn.norm_q.weight, attn.norm_k.weight])
     normed = rms_norm(_by_heads(qk, 2), weight, attn.norm_q.eps)
-    turned = rotate(_by_heads(normed, attn.heads)).to(v.dtype)
-    q, k = turned.unbind(2)
-    return q, k, _by_heads(v, attn.heads)
+    q, k = rotate(_by_heads(normed, attn.heads)).to(dtype).unbind(2)
+    return q, k
 
 
 def _projected(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

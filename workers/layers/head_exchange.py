@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -27,16 +28,14 @@ class HeadExchange(Protocol):
         """[B, S, H/P, D] → [B, S/P, H, D]."""
         ...
 
-    def scatter_qkv(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        seq_splits: list[int] | None = None,
-        head_splits: list[int] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``scatter_heads`` of three tensors in one exchange."""
+    def scatter_heads_async(
+        self, x: torch.Tensor, tag: str, *, seq_splits: list[int] | None = None, head_splits: list[int] | None = None
+    ) -> None:
+        """``scatter_heads`` whose result ``wait`` returns; ``x`` must not change before."""
+        ...
+
+    def wait(self, tags: Sequence[str]) -> tuple[torch.Tensor, ...]:
+        """One wait for several; their results in this order."""
         ...
 
     def fused_qk_norm_rope_scatter(
@@ -50,5 +49,5 @@ class HeadExchange(Protocol):
         seq_splits: list[int] | None = None,
         head_splits: list[int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``scatter_qkv`` of queries and keys that are normed and turned first."""
+        """``scatter_heads`` of three tensors in one exchange, queries and keys normed and turned first."""
         ...
