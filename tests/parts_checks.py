@@ -150,7 +150,7 @@ def check_replicated_rows(communicator: UlyssesCommunicator, device: torch.devic
             later = communicator.wait(("later 1", "later 0"))
             assert equal(later[0], y - turn)
             assert equal(later[1], y + turn)
-        del received
+        del received, later
     with pytest.raises(UlyssesInputError, match="replicated"):
         communicator.scatter_heads(x, replicated=x.shape[1])
     communicator.check()
