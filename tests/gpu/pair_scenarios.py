@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from ithaka.comm_ext.ulysses.plan import balanced_splits
 from ithaka.workers.families.base import Controls, StepInput
 from ithaka.workers.i420 import rgb_to_i420
+from tests.fused_cases import Case, draw
 from tests.gpu.fused_checks import check_fused_cases, check_fused_graphs
 from tests.process.ulysses_scenarios import RankContext
 
@@ -44,6 +46,35 @@ def fused(context: RankContext) -> dict[str, Any]:
         torch.cuda.synchronize()
         communicator.check()
     return {"checked": True}
+
+
+def compiled(context: RankContext) -> dict[str, Any]:
+    """A graph by the default compiler, with values sent from memory that it would gladly use again, against eager calls."""
+    torch._inductor.config.compile_threads = 1
+    device = torch.device("cuda", context.rank)
+    torch.cuda.set_device(device)
+    splits = balanced_splits(24, context.num_ranks)
+    case = Case((4096,) * context.num_ranks, splits, splits, 128, torch.bfloat16, "row", "interleaved")
+    transform = draw(case, context.rank, device, 0).transform
+    norm, rope = transform.norm, transform.rope
+    with context.open(device=device, max_bytes=1 << 30, timeout_s=15.0, backend=context.options["backend"]) as communicator:
+
+        def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            communicator.scatter_heads_async(v * 2, "ahead")
+            later = v * 5
+            scattered = communicator.fused_qk_norm_rope_scatter(q, k, later, norm=norm, rope=rope)
+            (ahead,) = communicator.wait("ahead")
+            return (*scattered, ahead, communicator.gather_heads(ahead * 2))
+
+        graph = torch.compile(block, fullgraph=True)
+        equal = 0
+        for turn in range(3):
+            drawn = draw(case, context.rank, device, turn)
+            wanted = [each.clone() for each in block(*drawn.qkv)]
+            equal += all(torch.equal(got, each) for got, each in zip(graph(*drawn.qkv), wanted, strict=True))
+        torch.cuda.synchronize()
+        communicator.check()
+    return {"equal": equal}
 
 
 def world(context: RankContext) -> dict[str, Any]:
@@ -90,4 +121,4 @@ def _walk(device: torch.device, rank: int, num_ranks: int, communicator: Any, dt
     return pictures
 
 
-SCENARIOS = {"fused": fused, "world": world}
+SCENARIOS = {"fused": fused, "compiled": compiled, "world": world}

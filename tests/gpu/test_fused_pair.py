@@ -32,6 +32,12 @@ def test_the_fused_call(pool: RankPool) -> None:
     assert [rank.result() for rank in ranks] == [{"checked": True}] * 2
 
 
+@pytest.mark.parametrize("backend", ["sm", "copy_engine"])
+def test_one_graph_by_the_default_compiler(pool: RankPool, backend: str) -> None:
+    ranks = pool.start("compiled", 2, backend=backend)
+    assert [rank.result(deadline_s=90) for rank in ranks] == [{"equal": 3}] * 2
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_the_world_walks_as_on_the_cpu(pool: RankPool, num_ranks: int) -> None:
     ranks = pool.start("world", num_ranks, dtype="float32")
