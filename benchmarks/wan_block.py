@@ -5,7 +5,7 @@
 Hidden 5120, 40 heads of 128, feed-forward 13824, a chunk of 4 latents (6240 tokens of all ranks) on a memory of 18 latents, a
 prompt of 512 words; bf16, weights drawn at random. The exposed exchange is the time of a block less the time of the same block
 without one: with local copies of as many bytes in its place ("copied"), or with one compiled kernel that norms, turns and lays
-out, and nothing else ("placed"). All take turns, sample by sample. "alone" is the time of the same exchanges with nothing
+out, and nothing else ("placed"). All take turns, sample by sample, and differences are medians of those within a turn. "alone" is the time of the same exchanges with nothing
 beside them. Two ways to order a block:
 
 - plain: one projection of Q, K and V, the fused call ("apart": a compiled norm and turn, then a scatter), attention, a gather.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -44,7 +44,7 @@ from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.comm_ext.ulysses.fused_transform import QkNorm, QkRope
 
 CALLS_A_GRAPH = 4
-SAMPLES = 24
+SAMPLES = 40
 
 
 class Mover(Protocol):
@@ -194,8 +194,8 @@ class Runner:
         return self._compiled.rest(self._inputs.x, seen, self._block, self._inputs)
 
 
-def taking_turns(rank: Rank, ways: Sequence[Callable[[], object]], calls: int) -> list[float]:
-    """µs a call of each way: median over samples of the slower rank; one sample of each way after the other."""
+def taking_turns(rank: Rank, ways: Sequence[Callable[[], object]], calls: int) -> list[list[float]]:
+    """µs a call of each way, by sample, of the slower rank; one sample of each way after the other."""
     times = torch.zeros(len(ways), SAMPLES)
     for sample in range(SAMPLES):
         for index, way in enumerate(ways):
@@ -208,7 +208,8 @@ def taking_turns(rank: Rank, ways: Sequence[Callable[[], object]], calls: int) -
             torch.cuda.synchronize()
             times[index, sample] = start.elapsed_time(end) / calls * 1e3
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    return [statistics.median(row) for row in times.tolist()]
+    rows: list[list[float]] = times.tolist()
+    return rows
 
 
 def run(rank: Rank) -> None:
@@ -226,25 +227,32 @@ def run(rank: Rank) -> None:
         alone = rank.graph_us(runner.moves(exchanged, "o"))
         rank.say(f"exchange alone, in a graph: {alone} us")
         apart, placed = Apart(near, far, compiled, inputs), Placed(compiled, inputs, rank.num_ranks)
-        ways_of: tuple[tuple[str, Callable[[Mover], torch.Tensor], dict[str, Mover]], ...] = (
-            ("plain", runner.plain, {"exchanged": exchanged, "apart": apart, "copied": copied, "placed": placed}),
-            ("overlapped", runner.overlapped, {"exchanged": exchanged, "copied": copied}),
-        )
-        for name, run_block, movers in ways_of:
-            ways = [partial(run_block, mover) for mover in movers.values()]
-            rank.say(f"{name}, eager: " + _row(movers, taking_turns(rank, ways, 1), alone))
-            graphs = [recorded(way, CALLS_A_GRAPH) for way in ways]
-            rank.say(f"{name}, graph: " + _row(movers, taking_turns(rank, graphs, CALLS_A_GRAPH), alone))
+        ways: dict[str, Callable[[], object]] = {
+            "plain exchanged": partial(runner.plain, exchanged),
+            "plain apart": partial(runner.plain, apart),
+            "plain copied": partial(runner.plain, copied),
+            "plain placed": partial(runner.plain, placed),
+            "overlapped exchanged": partial(runner.overlapped, exchanged),
+            "overlapped copied": partial(runner.overlapped, copied),
+        }
+        _tell(rank, "eager", dict(zip(ways, taking_turns(rank, list(ways.values()), 1), strict=True)), alone)
+        graphs = [recorded(way, CALLS_A_GRAPH) for way in ways.values()]
+        _tell(rank, "graph", dict(zip(ways, taking_turns(rank, graphs, CALLS_A_GRAPH), strict=True)), alone)
         near.check()
         far.check()
 
 
-def _row(names: Iterable[str], times: Sequence[float], alone: float) -> str:
+def _tell(rank: Rank, how: str, times: Mapping[str, Sequence[float]], alone: float) -> None:
     """Block times, and what is exposed against each way without an exchange."""
-    block = dict(zip(names, times, strict=True))
-    exposed = {name: block["exchanged"] - time for name, time in block.items() if name in ("copied", "placed")}
-    shares = ", ".join(f"{us:+.0f} us against {name} ({us / alone:+.0%} of alone)" for name, us in exposed.items())
-    return ", ".join(f"{name} {time:.0f} us" for name, time in block.items()) + f"; exposed {shares}"
+    rank.say(f"{how}: " + ", ".join(f"{name} {statistics.median(row):.0f}" for name, row in times.items()) + " us")
+    for name, without in (
+        ("plain exchanged", "plain copied"),
+        ("plain exchanged", "plain placed"),
+        ("overlapped exchanged", "overlapped copied"),
+        ("overlapped exchanged", "plain placed"),
+    ):
+        exposed = statistics.median(with_it - bare for with_it, bare in zip(times[name], times[without], strict=True))
+        rank.say(f"  {name} less {without}: {exposed:+.0f} us ({exposed / alone:+.0%} of alone)")
 
 
 def main() -> int:
