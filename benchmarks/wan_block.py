@@ -5,8 +5,8 @@
 Hidden 5120, 40 heads of 128, feed-forward 13824, a chunk of 4 latents (6240 tokens of all ranks) on a memory of 18 latents, a
 prompt of 512 words; bf16, weights drawn at random. The exposed exchange is the time of a block less the time of the same block
 without one: with local copies of as many bytes in its place ("copied"), or with one compiled kernel that norms, turns and lays
-out, and nothing else ("placed"). All take turns, sample by sample, and differences are medians of those within a turn. "alone" is the time of the same exchanges with nothing
-beside them. Two ways to order a block:
+out, and nothing else ("placed"). All take turns, sample by sample, and differences are medians of those within a turn. "alone"
+is the time of the same exchanges with nothing beside them. Two ways to order a block:
 
 - plain: one projection of Q, K and V, the fused call ("apart": a compiled norm and turn, then a scatter), attention, a gather.
 - overlapped: K and V first, on their way by the copy engine while Q is projected; Q and the attention's results in two parts of
