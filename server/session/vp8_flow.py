@@ -21,7 +21,11 @@ class Vp8Flow:
     def use(self) -> bool:
         """One more carrier; True when encoding has to begin."""
         self.num_users += 1
-        return self.num_users == 1
+        if self.num_users > 1:
+            return False
+        # A packet may have come after the last carrier had left.
+        self._frames.clear()
+        return True
 
     def leave(self) -> bool:
         """One carrier less; True when encoding has to end."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import av
 import httpx
 import pytest
+from aiortc.codecs.vpx import VpxPayloadDescriptor
 from aiortc.rtp import RtpPacket
 
-from tests.e2e.live_daemon import OPERATOR, barcode_of, bearer, create, delete
+from tests.e2e.live_daemon import OPERATOR, barcode_of, bearer, create, delete, look
 from tests.e2e.running_daemon import RunningDaemon
-from tests.rtc_peer import BadNetwork, RtcPeer
+from tests.rtc_peer import DEADLINE_S, BadNetwork, RtcPeer
 
 FPS = 16
 
@@ -97,6 +99,64 @@ async def test_a_viewer_without_h264_sees_the_same_pictures(daemon: RunningDaemo
         if delivery == "live":
             assert numbers == list(range(numbers[0], numbers[0] + 24))
             barcode_of(await controller.picture())
+    finally:
+        for peer in peers:
+            await peer.close()
+        delete(daemon, session)
+
+
+class AtOnce:
+    """Decodes a picture with its last packet, as browsers do; this side's own receiver waits for the next picture to begin."""
+
+    def __init__(self, peer: RtcPeer) -> None:
+        self._packets: asyncio.Queue[RtpPacket] = asyncio.Queue()
+        (receiver,) = [known for known in peer.connection.getReceivers() if known.track.kind == "video"]
+        take = receiver._handle_rtp_packet
+
+        async def note_and_take(packet: RtpPacket, arrival_time_ms: int) -> None:
+            self._packets.put_nowait(packet)
+            await take(packet, arrival_time_ms)
+
+        receiver._handle_rtp_packet = note_and_take  # type: ignore[method-assign]
+
+    async def first(self) -> av.VideoFrame:
+        unit, is_whole = b"", False
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_whole:
+                packet = await self._packets.get()
+                unit += VpxPayloadDescriptor.parse(packet.payload)[1]
+                is_whole = bool(packet.marker)
+        (picture,) = av.VideoCodecContext.create("vp8", "r").decode(av.Packet(unit))
+        return picture
+
+
+@pytest.mark.parametrize("delivery", ["live", "lossless"])
+async def test_a_viewer_without_h264_sees_the_picture_that_stands(daemon: RunningDaemon, delivery: str) -> None:
+    session = create(daemon, delivery=delivery)
+    peers = []
+    try:
+        peers.append(controller := await connect(daemon, session, bearer(session), "video/H264"))
+        await controller.greet()
+        if delivery == "live":
+            for _ in range(20):
+                await controller.picture()
+        else:
+            for _ in range(20):
+                seq = (await controller.frame()).seq
+                await controller.say("ack", received_through=seq, decoded_through=seq)
+        await controller.say("pause")
+        while not (isinstance(message := await controller.hear(), dict) and message.get("state") == "paused"):
+            pass
+        headers = await viewers_headers(daemon, session)
+        peers.append(first := await connect(daemon, session, headers, "video/VP8"))
+        stands = barcode_of(await AtOnce(first).first()).number
+        peers.append(second := await connect(daemon, session, headers, "video/VP8"))
+        assert barcode_of(await AtOnce(second).first()).number == stands == look(daemon, session)["generated_seq"]
+        assert look(daemon, session)["state"] == "paused"
+        await controller.say("play")
+        for viewer in (first, second):
+            numbers = [barcode_of(await viewer.picture()).number for _ in range(6 if delivery == "live" else 2)]
+            assert numbers == list(range(stands, stands + len(numbers)))
     finally:
         for peer in peers:
             await peer.close()

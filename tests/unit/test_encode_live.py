@@ -22,6 +22,7 @@ from ithaka.workers.encoding.frame_number import read_frame_number, with_frame_n
 from ithaka.workers.encoding.heartbeats import Heartbeats
 from ithaka.workers.encoding.packet_channel import PacketChannel
 from ithaka.workers.encoding.session import EncodeSession
+from ithaka.workers.encoding.still import Still
 from ithaka.workers.encoding.vp8 import Vp8Encoder
 from ithaka.workers.fault import FaultPoints
 
@@ -223,6 +224,56 @@ def test_key_frames_of_the_two_codecs_are_asked_for_apart(rigs: list[Rig]) -> No
         rig.session.submit(cast(FrameTask, Task(seq)))
         packets = {header.codec: header.key for header, _ in rig.packets.take(2)}
         assert packets == {"h264": seq in (1, 3), "vp8": seq in (1, 2)}
+
+
+def test_who_asks_in_vp8_where_no_frame_follows_gets_the_picture_that_stands(rigs: list[Rig]) -> None:
+    rigs.append(rig := Rig(max_waiting_frames=0, bits_per_s=4_000_000))
+    rig.packets.gate.set()
+    tasks = [Task(seq) for seq in (1, 2, 3)]
+    for task in tasks:
+        rig.session.submit(cast(FrameTask, task))
+    rig.packets.take(3)
+    rig.session.vp8.open(4_000_000)
+    decoder = av.VideoCodecContext.create("vp8", "r")
+    for _ in range(2):
+        rig.session.request_key_frame("vp8")
+        ((header, data),) = rig.packets.take(1)
+        assert (header.codec, header.seq, header.pts, header.key, header.dropped) == ("vp8", 3, 2, True, False)
+        (picture,) = decoder.decode(av.Packet(data))
+        shown = picture.to_ndarray(format="yuv420p")[:HEIGHT].ravel().astype(float)
+        luma = [np.frombuffer(task.i420(WIDTH, HEIGHT), np.uint8)[: HEIGHT * WIDTH].astype(float) for task in tasks]
+        alike = [np.corrcoef(shown, sent)[0, 1] for sent in luma]
+        assert alike[2] > 0.9 > 0.1 > max(alike[:2])
+    rig.session.submit(cast(FrameTask, Task(4)))
+    keys = {header.codec: header.key for header, _ in rig.packets.take(2)}
+    assert keys == {"h264": False, "vp8": True}, "for those who saw frame 3 when it came"
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_wish_for_a_picture_where_there_is_none_waits_for_one(
+    rigs: list[Rig], monkeypatch: pytest.MonkeyPatch, is_on: bool
+) -> None:
+    has_looked = threading.Event()
+    encode_again = EncodeSession._encode_again
+
+    def look(session: EncodeSession, still: Still) -> None:
+        encode_again(session, still)
+        has_looked.set()
+
+    monkeypatch.setattr(EncodeSession, "_encode_again", look)
+    rigs.append(rig := Rig(max_waiting_frames=0))
+    rig.packets.gate.set()
+    if is_on:
+        rig.session.vp8.open(500_000)
+    else:
+        rig.session.submit(cast(FrameTask, Task(1)))
+        rig.packets.take(1)
+    rig.session.request_key_frame("vp8")
+    assert has_looked.wait(DEADLINE_S)
+    rig.session.submit(cast(FrameTask, Task(2)))
+    assert [(header.codec, header.key) for header, _ in rig.packets.take(1 + is_on)] == [("h264", is_on), ("vp8", True)][
+        : 1 + is_on
+    ]
 
 
 def test_a_vp8_encoder_that_fails_takes_nothing_with_it(rigs: list[Rig], monkeypatch: pytest.MonkeyPatch) -> None:

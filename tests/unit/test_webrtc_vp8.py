@@ -75,11 +75,26 @@ def test_what_was_dropped_before_every_encoder_is_nobodys_skip() -> None:
     assert cursor.skipped == 1
 
 
+def test_a_picture_that_stands_goes_to_who_has_none() -> None:
+    """It is encoded once more for whoever comes; who saw it goes on with the key frame after it."""
+    flow = flow_of()
+    flow.vp8.use()
+    early, late = Vp8Cursor(lambda: None), Vp8Cursor(lambda: None)
+    for seq in (1, 2, 3):
+        flow.vp8.add(frame(seq, key=seq == 1))
+    assert taken(early, flow) == [1, 2, 3]
+    flow.vp8.add(frame(3, key=True))
+    assert taken(early, flow) == [] and taken(late, flow) == [3]
+    flow.vp8.add(frame(4, key=True))
+    assert taken(early, flow) == [4] and taken(late, flow) == [4]
+
+
 def test_what_one_user_left_behind_is_not_shown_to_the_next() -> None:
     flow = flow_of()
     flow.vp8.use()
     flow.vp8.add(frame(1, key=True))
     assert flow.vp8.leave()
+    flow.vp8.add(frame(2, key=True))
     flow.vp8.use()
-    assert taken(Vp8Cursor(lambda: None), flow) == []
+    assert taken(Vp8Cursor(lambda: None), flow) == [], "nor what was still on its way"
     assert flow.vp8.want_key(), "its wish is not held back by an old one"

@@ -93,7 +93,7 @@ class H264Encoder:
         try:
             packets = self._context.encode(frame)
         except FFmpegError as error:
-            raise EncodeError(f"libx264 refused frame {pts}: {error}") from error
+            raise EncodeError(f"libx264 refused frame {pts}") from error
         if len(packets) != 1:
             raise EncodeError(f"libx264 gave {len(packets)} packets for frame {pts}")
         packet = packets[0]
@@ -146,5 +146,6 @@ def _open(settings: StreamSettings) -> av.VideoCodecContext:
     try:
         context.open()
     except (FFmpegError, ValueError) as error:
-        raise EncoderOpenError(f"libx264 does not open for {settings}: {error}") from error
+        shape = f"{settings.width}×{settings.height} at {settings.fps} frames a second"
+        raise EncoderOpenError(f"libx264 does not open for {shape}") from error
     return context

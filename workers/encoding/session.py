@@ -17,8 +17,14 @@ from ithaka.workers.encoding.frame_channel import FrameTask
 from ithaka.workers.encoding.frame_number import with_frame_number
 from ithaka.workers.encoding.heartbeats import Heartbeats
 from ithaka.workers.encoding.packet_channel import PacketChannel
+from ithaka.workers.encoding.still import Still
 from ithaka.workers.encoding.vp8 import Vp8Branch
 from ithaka.workers.fault import FaultPoints
+
+STANDS_STILL_S = 0.4
+"""So long no frame came: the newest picture is one that stands, and who asks for a key frame gets it made from that one. Models
+send whole chunks, so a shorter time is none.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -53,6 +59,8 @@ class EncodeSession:
         self._faults = faults
         self._tasks: deque[FrameTask] = deque()
         self._changed = threading.Condition()
+        self._still = Still()
+        self._is_still_requested = False
         self._is_key_requested = False
         self._is_finishing = False
         self._is_failed = False
@@ -74,9 +82,12 @@ class EncodeSession:
         self._discard(task)
 
     def request_key_frame(self, codec: Codec = "h264") -> None:
-        """The next frame is a key frame."""
+        """The next frame is a key frame; in VP8 the picture that stands, where none comes."""
         if codec == "vp8":
             self.vp8.request_key_frame()
+            with self._changed:
+                self._is_still_requested = True
+                self._changed.notify()
         else:
             self._is_key_requested = True
 
@@ -110,7 +121,9 @@ class EncodeSession:
     def _run(self) -> None:
         encoder = self._open()
         while (task := self._next()) is not None:
-            if encoder is None or self._is_failed:
+            if isinstance(task, Still):
+                self._encode_again(task)
+            elif encoder is None or self._is_failed:
                 self._discard(task)
             elif self._is_overtaken():
                 self._drop(task)
@@ -127,12 +140,16 @@ class EncodeSession:
         self._report(EncoderOpened(self._session_id, encoder.codec))
         return encoder
 
-    def _next(self) -> FrameTask | None:
+    def _next(self) -> FrameTask | Still | None:
         with self._changed:
             while not self._tasks:
                 if self._is_finishing:
                     return None
-                self._changed.wait()
+                has_changed = self._changed.wait(STANDS_STILL_S if self._is_still_requested else None)
+                if not has_changed:
+                    self._is_still_requested = False
+                    return self._still
+            self._is_still_requested = False
             return self._tasks.popleft()
 
     def _is_overtaken(self) -> bool:
@@ -157,9 +174,9 @@ class EncodeSession:
         except (EncodeError, ChannelError) as error:
             self._fail(error.code, error)
         # Whatever it is, it ends this stream alone, as a report.
-        except Exception as error:
+        except Exception:
             _log.exception("encode.frame_failed", session=self._session_id, seq=task.header.seq)
-            self._fail(EncodeError.code, error)
+            self._fail(EncodeError.code, EncodeError(f"frame {task.header.seq} could not be encoded"))
         else:
             task.finish(is_published=True)
             return
@@ -171,14 +188,29 @@ class EncodeSession:
         if self._bits_per_s:
             encoder.set_bitrate(self._bits_per_s)
         is_key, self._is_key_requested = self._is_key_requested, False
-        unit = encoder.encode(task.i420(self._settings.width, self._settings.height), header.pts, is_key=is_key)
+        i420 = task.i420(self._settings.width, self._settings.height)
+        unit = encoder.encode(i420, header.pts, is_key=is_key)
         self._faults.reach("encode.encoded")
         numbered = with_frame_number(unit.data, seq=header.seq, control_id=header.control_id, generated_ns=header.generated_ns)
         self._publish(header, numbered, is_key=unit.is_key, is_dropped=False)
         self._faults.reach("encode.published")
-        other = self.vp8.encode(task.i420(self._settings.width, self._settings.height), header.pts)
+        other = self.vp8.encode(i420, header.pts)
         if other is not None:
             self._publish(header, other.data, is_key=other.is_key, is_dropped=False, codec="vp8")
+        if not self._tasks:
+            self._still.keep(header, i420)
+
+    def _encode_again(self, still: Still) -> None:
+        """In VP8, where it is on and there is a picture."""
+        if still.header is None or self._is_failed:
+            return
+        try:
+            with self._heartbeats.working():
+                unit = self.vp8.encode_again(still.i420, still.header.pts)
+            if unit is not None:
+                self._publish(still.header, unit.data, is_key=unit.is_key, is_dropped=False, codec="vp8")
+        except (EncodeError, ChannelError) as error:
+            self._fail(error.code, error)
 
     def _check_order(self, header: FrameHeader) -> None:
         if header.seq <= self._last_seq:
@@ -205,6 +237,9 @@ class EncodeSession:
             self._num_discarded += 1
         task.finish(is_published=False)
 
-    def _fail(self, code: str, error: Exception) -> None:
+    def _fail(self, code: str, error: EncodeError | ChannelError) -> None:
+        """The report is for the client's eyes too; what a library said is for the log."""
         self._is_failed = True
+        if error.__cause__ is not None:
+            _log.error("encode.failed", session=self._session_id, code=code, reason=repr(error.__cause__))
         self._report(EncoderFailed(self._session_id, code, str(error)))

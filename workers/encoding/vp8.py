@@ -39,6 +39,15 @@ class Vp8Branch:
     def request_key_frame(self) -> None:
         self._is_key_requested = True
 
+    def encode_again(self, i420: memoryview, pts: int) -> AccessUnit | None:
+        """A key frame of a picture that was encoded before, for who comes now. What follows begins with a key frame too, since
+        whoever saw the picture the first time does not get this one.
+        """
+        self._encoder = None
+        unit = self.encode(i420, pts)
+        self._is_key_requested = True
+        return unit
+
     def encode(self, i420: memoryview, pts: int) -> AccessUnit | None:
         """See H264Encoder.encode; None while it is off."""
         bits_per_s = self._wanted_bits_per_s

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any, ParamSpec
 
 import structlog
 from aiortc import (
@@ -37,6 +38,8 @@ from ithaka.workers.contract import Codec
 CLOSE_TIMEOUT_S = 5.0
 _MIMES: tuple[str, ...] = ("video/h264", "video/vp8", "video/rtx")
 """As they are preferred."""
+
+P = ParamSpec("P")
 
 log = structlog.get_logger()
 
@@ -89,6 +92,7 @@ class Link:
             transceiver.setCodecPreferences(sorted(wanted, key=lambda codec: _MIMES.index(codec.mimeType.lower())))
             self._sender = transceiver.sender
             self._listen(transceiver.sender)
+            self._sender.send = self._unless_closing(self._sender.send)  # type: ignore[method-assign]
         try:
             await connection.setRemoteDescription(RTCSessionDescription(offer.sdp, "offer"))
         # The offer was parsed before; what is left is what it asks for.
@@ -100,6 +104,8 @@ class Link:
                     field="sdp",
                 ) from None
             raise _unanswerable(error) from None
+        if connection.sctp is not None:
+            connection.sctp.start = self._unless_closing(connection.sctp.start)  # type: ignore[method-assign]
         for transceiver in connection.getTransceivers():
             if transceiver.sender.track is None:
                 transceiver.direction = "inactive"
@@ -188,6 +194,15 @@ class Link:
         if connection.sctp is not None:
             transports.add(connection.sctp.transport.transport)
         return transports
+
+    def _unless_closing(self, start: Callable[P, Awaitable[None]]) -> Callable[P, Coroutine[Any, Any, None]]:
+        """aiortc may come to start a part that closing has passed by already; nobody would stop it then."""
+
+        async def start_unless_closing(*args: P.args, **kwargs: P.kwargs) -> None:
+            if self._closing is None:
+                await start(*args, **kwargs)
+
+        return start_unless_closing
 
     def _listen(self, sender: RTCRtpSender) -> None:
         """aiortc keeps feedback for encoders of its own; packets that come encoded have nobody to hear it."""
