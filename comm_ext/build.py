@@ -108,12 +108,11 @@ def supported_architectures(compiler: Compiler) -> tuple[int, ...]:
     return tuple(architecture for architecture in WANTED_ARCHITECTURES if architecture in known)
 
 
-def library_path(architectures: Sequence[int], defines: Sequence[str] = ()) -> Path:
-    """Where the build of the present sources lies, whether it exists or not. Builds with ``defines`` are for trials."""
+def _library_path(architectures: Sequence[int], defines: Sequence[str], check_only: bool) -> Path:
     name = "-".join((source_hash(), *map(str, architectures)))
-    if not defines:
-        return cache_folder() / f"ulysses-{name}.so"
-    return cache_folder() / f"trial-{name}-{hashlib.blake2b(repr(defines).encode(), digest_size=4).hexdigest()}.so"
+    if defines:
+        return cache_folder() / f"trial-{name}-{hashlib.blake2b(repr(defines).encode(), digest_size=4).hexdigest()}.so"
+    return cache_folder() / f"{'check' if check_only else 'ulysses'}-{name}.so"
 
 
 def find_library() -> Path | None:
@@ -122,17 +121,24 @@ def find_library() -> Path | None:
     return max(builds, key=lambda path: len(path.name)) if builds else None
 
 
-def build(architectures: Sequence[int] | None = None, *, defines: Sequence[str] = (), verbose: bool = False) -> Path:
+def build(
+    architectures: Sequence[int] | None = None,
+    *,
+    defines: Sequence[str] = (),
+    check_only: bool = False,
+    verbose: bool = False,
+) -> Path:
     """Compile unless it is cached; the library's path. Raises BuildError.
 
-    ``defines`` (NAME=VALUE) make a trial build that is never found by ``find_library``.
+    ``find_library`` never finds what was built with ``defines`` (NAME=VALUE; an engine that a test breaks on purpose), nor what
+    is ``check_only``: where the device is of another kind, that would hide that there is none for it.
     """
     compiler = find_compiler()
     supported = supported_architectures(compiler)
     chosen = tuple(architectures) if architectures is not None else supported
     if not chosen or not set(chosen) <= set(supported):
         raise BuildError(f"nvcc {compiler.version} compiles for {list(supported)} of ours, asked for {list(chosen)}")
-    target = library_path(chosen, defines)
+    target = _library_path(chosen, defines, check_only)
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -168,8 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     architectures = options.arch or ([CHECKED_ARCHITECTURE] if options.check else None)
     try:
-        # A checked build is not for use: where the device is of another kind, it would hide that there is none for it.
-        path = build(architectures, defines=("ITHAKA_CHECK=1",) if options.check else (), verbose=options.verbose)
+        path = build(architectures, check_only=options.check, verbose=options.verbose)
     except BuildError as error:
         sys.stderr.write(f"{error}\n")
         return 1
