@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import signal
@@ -268,10 +269,12 @@ class ChildProcess:
     def _fail(self, code: str, message: str) -> None:
         if self._state not in (ChildState.STARTING, ChildState.READY):
             return
+        # Of a child that never came up, who started it tells.
+        level = logging.WARNING if self._state is ChildState.READY else logging.DEBUG
         self._state = ChildState.FAILED
         self._cancel_timer()
         self.kill()
-        _log.warning("child.failed", child=self.name, code=code, reason=message)
+        _log.log(level, "child.failed", child=self.name, code=code, reason=message)
         self._on_failed(self, ChildFailure(self.name, code, message))
 
     # -- the process ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ithaka.configs.load import ConfigError, load_config
@@ -119,8 +120,8 @@ def doctor(config: ConfigOption = None) -> None:
     all_good = True
     for finding in examine(settings):
         mark = "[green]✓[/]" if finding.good else "[red]✗[/]"
-        advice = f"\n    [yellow]{finding.advice}[/]" if finding.advice else ""
-        console.print(f"{mark} [bold]{finding.subject}[/]: {finding.value}{advice}", highlight=False)
+        advice = f"\n    [yellow]{escape(finding.advice)}[/]" if finding.advice else ""
+        console.print(f"{mark} [bold]{finding.subject}[/]: {escape(finding.value)}{advice}", highlight=False, soft_wrap=True)
         all_good &= finding.good
     raise typer.Exit(0 if all_good else 1)
 

@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from ithaka.configs.schema import ServeConfig
+from ithaka.configs.schema import ModelSection, ServeConfig
 
 MIN_OPEN_FILES = 1024
 PROBE_TIMEOUT_S = 60
@@ -34,10 +35,12 @@ def examine(config: ServeConfig) -> Iterator[Finding]:
     yield _open_files()
     yield _encoder()
     yield _port(config)
-    probe, finding = _torch()
+    probe, finding = _torch(config)
     yield finding
     for model in config.models:
         yield _model(config, model.name, probe)
+        if model.name in probe.weights:
+            yield _weights(model, probe.weights[model.name])
 
 
 def _kernel() -> Finding:
@@ -77,24 +80,45 @@ def _port(config: ServeConfig) -> Finding:
     return Finding("port", True, f"{shown} is free")
 
 
-def _torch() -> tuple[dict[str, object], Finding]:
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a process with torch found; ``weights``: ``{"good", "told"}`` by model."""
+
+    devices: tuple[str, ...] = ()
+    weights: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def _torch(config: ServeConfig) -> tuple[Probe, Finding]:
     command = [sys.executable, "-m", "ithaka.workers.probe"]
+    models = [
+        {"name": model.name, "family": model.family, "options": model.options, "ranks": model.ranks} for model in config.models
+    ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
+        done = subprocess.run(
+            command, input=json.dumps(models), capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
+        )
     except (subprocess.SubprocessError, OSError) as error:
-        detail = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1]
-        return {}, Finding("torch", False, detail, "install it: `pip install torch`")
-    probe: dict[str, object] = json.loads(done.stdout)
-    devices = probe["devices"]
-    assert isinstance(devices, list)
-    shown = ", ".join(devices) or f"no CUDA device: models run on {os.cpu_count()} CPU cores"
-    return probe, Finding("torch", True, f"{probe['torch']}; {shown}")
+        detail = (str(getattr(error, "stderr", "") or "") or str(error)).strip().splitlines()[-1]
+        return Probe(), Finding("torch", False, detail, "install it: `pip install torch`")
+    found = json.loads(done.stdout)
+    probe = Probe(tuple(found["devices"]), found["weights"])
+    shown = ", ".join(probe.devices) or f"no CUDA device: models run on {os.cpu_count()} CPU cores"
+    return probe, Finding("torch", True, f"{found['torch']}; {shown}")
 
 
-def _model(config: ServeConfig, name: str, probe: dict[str, object]) -> Finding:
+def _weights(model: ModelSection, found: dict[str, Any]) -> Finding:
+    option = f"models.{model.name}.options.weights"
+    advice = (
+        f"name another folder in {option}, or leave it out for the model of this package"
+        if "weights" in model.options
+        else f"`pip install --force-reinstall ithaka` brings them anew; or name a folder in {option}"
+    )
+    return Finding(f"weights of {model.name}", found["good"], found["told"], "" if found["good"] else advice)
+
+
+def _model(config: ServeConfig, name: str, probe: Probe) -> Finding:
     model = next(model for model in config.models if model.name == name)
-    devices = probe.get("devices", [])
-    num_devices = len(devices) if isinstance(devices, list) else 0
+    num_devices = len(probe.devices)
     subject = f"model {name}"
     shown = f"{model.family}, {model.ranks} rank{'s' if model.ranks > 1 else ''} on {model.device}"
     if model.stages is not None:

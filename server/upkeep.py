@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -84,9 +85,9 @@ class Upkeep:
                 reports = await self._start()
             except ChildFailedError as error:
                 backoff = backoff.failed()
-                _log.warning("group.start_failed", group=self._tenant.name, reason=str(error), starts=backoff.num_failures)
                 # What is wrong with the settings or the weights stays so; unless they were good once.
                 gave_up = backoff.is_spent or (error.failure.code == MODEL_LOAD_FAILED and not was_up)
+                self._log_failed_start(error.failure, backoff, gave_up=gave_up)
                 with self._guarded("on_failed_start"):
                     self._tenant.on_failed_start(error.failure, gave_up=gave_up)
                 if gave_up:
@@ -125,6 +126,19 @@ class Upkeep:
         with self._guarded("on_down"):
             await self._tenant.on_down(failure)
         await self._group.reap()
+
+    def _log_failed_start(self, failure: ChildFailure, backoff: Backoff, *, gave_up: bool) -> None:
+        """One line: what, why, and what happens next."""
+        _log.log(
+            logging.ERROR if gave_up else logging.WARNING,
+            "group.start_failed",
+            group=self._tenant.name,
+            child=failure.child,
+            code=failure.code,
+            reason=failure.message,
+            starts=backoff.num_failures,
+            next="given up: mend it and start the daemon again" if gave_up else f"again in {backoff.delay_s:g} s",
+        )
 
     @contextlib.contextmanager
     def _guarded(self, call: str) -> Iterator[None]:

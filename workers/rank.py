@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -17,6 +18,7 @@ from ithaka.workers.families.base import FamilyError, FamilyLoadError, FamilySpe
 from ithaka.workers.fault import FaultPoints
 from ithaka.workers.group import LEADER, GroupBrokenError
 from ithaka.workers.loop import FollowerLoop, LeaderLoop
+from ithaka.workers.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 from ithaka.workers.parts import load_parts
 from ithaka.workers.pulse import Pulse
 from ithaka.workers.runner import Runner
@@ -50,9 +52,11 @@ def serve_rank(control: ChildSocket, configure: ConfigureRank, fds: list[int], n
         return 0
     except Exception as error:
         # The group falls with this rank, so nothing is left to close in order; the process's end frees it all.
-        _log.error("rank.failed", exc_info=True)
+        report = _failed(configure, error, code)
+        # What has a code of its own the server tells in one line; the way there is for who looks for it.
+        _log.log(logging.ERROR if report.code == code else logging.DEBUG, "rank.failed", code=report.code, exc_info=True)
         with contextlib.suppress(OSError):
-            control.send(_failed(configure, error, code))
+            control.send(report)
         return 1
     finally:
         pulse.stop()
@@ -111,9 +115,18 @@ def _described(spec: FamilySpec) -> ModelDescription:
 def _failed(configure: ConfigureRank, error: Exception, code: str) -> WorkerFailed:
     """``code`` is for an error that brings none of its own."""
     rank = configure.rank
+    subject = type(error).__name__
+    told = " ".join(str(error).split())
+    if isinstance(error, FamilyLoadError):
+        subject = ".".join(part for part in ("models", configure.model, error.field) if part)
     if isinstance(error, FamilyError | UlyssesError | GroupBrokenError):
         code = str(error.code)
+    elif is_out_of_memory(error):
+        code = OUT_OF_MEMORY
+        subject = f"models.{configure.model}"
+        told = (
+            f"no memory is left on {configure.device} ({told.partition('. ')[0]}). Stop what else runs there, lower "
+            "max_sessions, or give the model more ranks or another device."
+        )
     culprit = error.rank if isinstance(error, UlyssesPeerError | GroupBrokenError) else rank
-    field = error.field if isinstance(error, FamilyLoadError) else ""
-    subject = f"models.{configure.model}.{field}" if field else type(error).__name__
-    return WorkerFailed(rank, code, f"{subject}: {error}", culprit)
+    return WorkerFailed(rank, code, f"{subject}: {told}", culprit)

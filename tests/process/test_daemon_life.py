@@ -196,4 +196,22 @@ async def test_models_that_can_not_start_are_told_by_readyz(tmp_path: Path) -> N
                 refused = await http.post("/v1/sessions", json={"model": name})
                 assert refused.status_code == 503 and message in refused.json()["error"]["message"]
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        _, log = process.communicate(timeout=30)
+        assert process.returncode == 0
+    for name, (_, message) in models.items():
+        (line,) = [line for line in log.splitlines() if f"group={name} " in line]
+        assert "group.start_failed" in line and "code=model_load_failed" in line and message in line
+        assert "next='given up: mend it and start the daemon again'" in line
+    assert len(log.splitlines()) == len(models), "one readable line for each"
+
+
+def test_the_way_to_a_load_error_is_shown_to_who_looks_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("models: [{name: told, family: synthetic, options: {fail_load: true}}]\nlog: {level: debug}\n")
+    with started("-c", path) as process:
+        assert process.stderr is not None
+        log: list[str] = []
+        while "group.start_failed" not in (line := process.stderr.readline()):
+            assert line, "the daemon ended"
+            log.append(line)
+    assert any("rank.failed" in line for line in log) and any("Traceback" in line for line in log)

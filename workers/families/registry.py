@@ -22,6 +22,9 @@ OPTIONS = {
 }
 """Modules without torch whose ``ModelOptions.parse`` judges a model's options before anything starts."""
 
+WEIGHTS_CHECKS = {"labyrinth": "ithaka.workers.families.wan.weights_check"}
+"""Modules whose ``check_weights(options, num_ranks)`` looks a model's weights over; families without any need none."""
+
 STAGE_LOADERS = ("load_denoiser", "load_decoder")
 """What the module of a family that can be staged offers beside its loader."""
 
@@ -35,6 +38,13 @@ def check_options(family: str, options: dict[str, Any]) -> None:
     """Raises FamilyLoadError that names the option; families from elsewhere are asked when they are loaded."""
     if family in OPTIONS:
         importlib.import_module(OPTIONS[family]).ModelOptions.parse(options)
+
+
+def check_weights(family: str, options: dict[str, Any], num_ranks: int) -> str:
+    """What the model's weights are, in words. Loads torch where there are weights. Raises FamilyLoadError."""
+    if family in WEIGHTS_CHECKS:
+        return str(importlib.import_module(WEIGHTS_CHECKS[family]).check_weights(options, num_ranks))
+    return "none needed" if family in FAMILIES else "its family checks them when it is loaded"
 
 
 def resolve(family: str) -> FamilyLoader:

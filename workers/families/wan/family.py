@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ithaka.workers.families.base import Controls, FamilyInputError, FamilyLoadError, FamilySession, FamilySpec, StepInput
+from ithaka.workers.families.base import Controls, FamilyInputError, FamilySession, FamilySpec, StepInput
 from ithaka.workers.families.stages import Chunk
 from ithaka.workers.families.wan.autoencoder import LATENT_CHANNELS
 from ithaka.workers.families.wan.decoder import NoMemory, PictureDecoder
@@ -19,6 +19,7 @@ from ithaka.workers.families.wan.sampler import FrameSampler, Stream
 from ithaka.workers.families.wan.shards import share_of
 from ithaka.workers.families.wan.spec import FPS, LATENT_SIDE, PICTURE_PIXELS
 from ithaka.workers.families.wan.walker import KEYS, walk_controls
+from ithaka.workers.families.wan.weights_check import check_steps
 from ithaka.workers.families.wan.weights_folder import SHIPPED, WorldModel, load_autoencoder, load_world_model
 from ithaka.workers.layers.packed_linear import can_pack
 
@@ -136,11 +137,7 @@ def load_denoiser(
     """See ``stages.DenoiserLoader``; options as of ``load``."""
     folder, steps, dtype = _read_options(options, device)
     world = load_world_model(folder)
-    if steps is not None and steps not in world.sampling.levels:
-        known = ", ".join(str(number) for number in sorted(world.sampling.levels))
-        raise FamilyLoadError(
-            f"the model samples in {known} steps, not {steps}. Change the option `steps`.", field="options.steps"
-        )
+    check_steps(world.sampling, steps)
     _place(world, device, dtype)
     share = share_of(
         rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ithaka.workers.families.base import FamilyLoadError
+from ithaka.workers.families.wan.weights_check import check_ranks
 from ithaka.workers.layers.attention import HeadShards
 from ithaka.workers.layers.head_exchange import HeadExchange
 
@@ -27,12 +28,7 @@ def share_of(
     """
     if num_ranks == 1:
         return RankShare(slice(0, num_tokens), num_heads, None)
-    if num_ranks > num_heads:
-        raise FamilyLoadError(
-            f"the model has {num_heads} attention heads, so it can be split over at most {num_heads} ranks, "
-            f"not {num_ranks}. Set ranks to 1, 2 or 4.",
-            field="ranks",
-        )
+    check_ranks(num_ranks, num_heads)
     if exchange is None:
         raise FamilyLoadError(f"{num_ranks} ranks were asked for without a communicator between them")
     tokens, heads = _split(num_tokens, num_ranks), _split(num_heads, num_ranks)

@@ -14,13 +14,15 @@ from safetensors.torch import load, save_file
 from torch import nn
 
 from ithaka.workers.families.base import FamilyLoadError
-from ithaka.workers.families.wan.autoencoder import TinyAutoencoder
+from ithaka.workers.families.wan.autoencoder import LATENT_CHANNELS, TinyAutoencoder
 from ithaka.workers.families.wan.checksums import INDEX, REPAIR, CheckedFolder, record_checksums
 from ithaka.workers.families.wan.model import CausalWanModel
-from ithaka.workers.families.wan.prompt import VOCABULARY, PromptEncoder
-from ithaka.workers.families.wan.spec import SamplingSpec
+from ithaka.workers.families.wan.prompt import THEME_WORDS, VOCABULARY, PromptEncoder
+from ithaka.workers.families.wan.spec import LATENT_SIDE, SamplingSpec
+from ithaka.workers.out_of_memory import is_out_of_memory
 
 MAX_FILE_BYTES = 15 * 1024 * 1024
+SHOWN_MISFITS = 3
 SHIPPED = Path(__file__).parent / "weights" / "labyrinth"
 _TENSORS = "diffusion_pytorch_model"
 
@@ -85,7 +87,9 @@ def load_world_model(folder: Path) -> WorldModel:
         transformer = CausalWanModel(**config)
         words = checked.read_object("prompt_encoder/config.json")
         prompt_encoder = PromptEncoder(int(words["text_dim"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise FamilyLoadError(f"{folder} has a config that does not fit this model: {error!r}. {REPAIR}") from error
     if tuple(words.get("vocabulary", ())) != VOCABULARY:
         raise FamilyLoadError(f"{folder / 'prompt_encoder'} was made for another vocabulary. {REPAIR}")
@@ -98,8 +102,10 @@ def load_world_model(folder: Path) -> WorldModel:
     for name, module in parts:
         _fill(module, _load_part(checked, name), folder / name)
     starts = _load_part(checked, "starts")
-    if set(starts) != {"latents", "controls"} or starts["latents"].shape[:3] != starts["controls"].shape[:3]:
-        raise FamilyLoadError(f"{folder / 'starts'} holds no beginnings of walks. {REPAIR}")
+    if set(starts) != {"latents", "controls"} or not _are_starts(starts["latents"].shape, starts["controls"].shape):
+        raise FamilyLoadError(
+            f"{folder / 'starts'} holds no beginnings of walks for each of {len(THEME_WORDS)} looks. {REPAIR}"
+        )
     return WorldModel(transformer, autoencoder, prompt_encoder, Starts(**starts), sampling)
 
 
@@ -147,14 +153,30 @@ def _load_part(checked: CheckedFolder, part: str) -> dict[str, torch.Tensor]:
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
 
 
+def _are_starts(latents: torch.Size, controls: torch.Size) -> bool:
+    """Whether they are the shapes of ``Starts``, with beginnings for every look."""
+    if len(latents) != 5 or len(controls) != 4 or latents[:3] != controls[:3] or 0 in latents:
+        return False
+    return (latents[0], *latents[3:], controls[3]) == (len(THEME_WORDS), LATENT_SIDE**2, LATENT_CHANNELS, 3)
+
+
 def _fill(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> None:
     if not all(tensor.isfinite().all() for tensor in state.values()):
         raise FamilyLoadError(f"{folder} holds values that are not numbers. {REPAIR}")
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        raise FamilyLoadError(f"{folder} does not fit this model: {error} {REPAIR}") from error
+    misfits = _misfits(module.state_dict(), state)
+    if misfits:
+        more = f"; and {len(misfits) - SHOWN_MISFITS} more" if len(misfits) > SHOWN_MISFITS else ""
+        raise FamilyLoadError(f"{folder} does not fit this model: {'; '.join(misfits[:SHOWN_MISFITS])}{more}. {REPAIR}")
+    module.load_state_dict(state)
     module.requires_grad_(False).eval()
+
+
+def _misfits(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> list[str]:
+    """What a part's tensors lack, have too much, or have in another shape."""
+    missing = [f"{name} is missing" for name in expected if name not in found]
+    unknown = [f"{name} is unknown" for name in found if name not in expected]
+    shapes = [(name, list(tensor.shape), list(found[name].shape)) for name, tensor in expected.items() if name in found]
+    return missing + unknown + [f"{name} is {there}, not {wanted}" for name, wanted, there in shapes if wanted != there]
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
