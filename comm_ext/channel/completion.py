@@ -10,6 +10,8 @@ from ithaka.comm_ext.channel.base import ChannelError
 from ithaka.comm_ext.channel.device import DeviceRuntime
 
 Action = Callable[[], None]
+_PATIENCE_US = 20
+"""What handing an action to the thread costs, and more where the interpreter is busy."""
 
 
 class Completions:
@@ -30,7 +32,7 @@ class Completions:
         """``action`` once all that ``stream`` has queued by now is done. Raises what device and action raise at once."""
         with self._lock:
             # An event that was just recorded is never over at once, even on a stream that has nothing to do.
-            if self._num_waiting or not self._runtime.is_idle(self._device, stream):
+            if self._num_waiting or not self._runtime.is_idle(self._device, stream, within_us=_PATIENCE_US):
                 self._waiting.put((self._runtime.record(self._device, stream, sleeps=True), action))
                 self._num_waiting += 1
                 self._start()

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 from ithaka.comm_ext.channel.device import HANDLE_BYTES, IDENTITY_BYTES, DeviceError
@@ -21,6 +21,7 @@ _NON_BLOCKING_STREAM = 1
 _EVENT_SLEEPS, _EVENT_NO_TIMING = 1, 2
 _MEMORY_IS_DEVICE = 2
 _SPIN_NS = 100_000
+"""Longer waits are left to the driver."""
 
 _Address = ctypes.c_uint64
 
@@ -60,6 +61,8 @@ class CudaRuntime:
             self._driver = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise DeviceError(f"no CUDA driver on this machine: {error}") from error
+        # Of calls that never wait: the interpreter is not let go for them, so that no other thread takes it in between.
+        self._prompt = ctypes.PyDLL("libcuda.so.1")
         self._lock = threading.Lock()
         self._contexts: dict[int, int] = {}
         self._spare_events: dict[tuple[int, bool], list[int]] = {}
@@ -174,19 +177,32 @@ class CudaRuntime:
             self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
         return event
 
-    def is_idle(self, device: int, stream: int) -> bool:
+    def is_idle(self, device: int, stream: int, *, within_us: int = 0) -> bool:
         with self.on(device):
-            return self._call("cuStreamQuery", ctypes.c_void_p(stream), allow=(_NOT_READY,)) == _SUCCESS
+            return self._is_over(self._prompt.cuStreamQuery, stream, 1000 * within_us)
+
+    def finish(self, device: int, stream: int) -> None:
+        with self.on(device):
+            # The driver's own spinning lets go of the interpreter, and may have to wait to get it back.
+            if not self._is_over(self._prompt.cuStreamQuery, stream, _SPIN_NS):
+                self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def wait(self, device: int, event: int) -> None:
         with self.on(device):
-            if self._event_sleeps[event]:
-                # The driver's sleep costs a wake-up of its own; most waits are over before.
-                end_ns = time.monotonic_ns() + _SPIN_NS
-                while time.monotonic_ns() < end_ns:
-                    if self._call("cuEventQuery", ctypes.c_void_p(event), allow=(_NOT_READY,)) == _SUCCESS:
-                        return
+            # The driver's sleep costs a wake-up of its own; most waits are over before.
+            if self._event_sleeps[event] and self._is_over(self._driver.cuEventQuery, event, _SPIN_NS):
+                return
             self._call("cuEventSynchronize", ctypes.c_void_p(event))
+
+    def _is_over(self, query: Any, handle: int, within_ns: int) -> bool:
+        """Whether a stream or an event is over, asked again and again for so long."""
+        pointer = ctypes.c_void_p(handle)
+        end_ns = time.monotonic_ns() + within_ns
+        while (status := query(pointer)) == _NOT_READY:
+            if time.monotonic_ns() >= end_ns:
+                return False
+        self._check(query.__name__, status)
+        return True
 
     def close_event(self, device: int, event: int) -> None:
         with self._lock:
@@ -204,14 +220,22 @@ class CudaRuntime:
             self._event_sleeps[number] = sleeps
         return number
 
-    @contextlib.contextmanager
-    def on(self, device: int) -> Iterator[None]:
+    def on(self, device: int) -> _OnDevice:
         """The device's primary context is the thread's current one; whatever was current before comes back."""
-        self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(self._context(device)))
-        try:
-            yield
-        finally:
-            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        return _OnDevice(self, self._context(device))
+
+    def enter(self, context: int) -> bool:
+        """Make a context the thread's current one; False where it is already."""
+        current = ctypes.c_void_p()
+        self._check("cuCtxGetCurrent", self._prompt.cuCtxGetCurrent(ctypes.byref(current)))
+        if current.value == context:
+            return False
+        self._check("cuCtxPushCurrent", self._prompt.cuCtxPushCurrent_v2(ctypes.c_void_p(context)))
+        return True
+
+    def leave(self) -> None:
+        """What was current before is so again."""
+        self._check("cuCtxPopCurrent", self._prompt.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
 
     def _context(self, device: int) -> int:
         context = self._contexts.get(device)
@@ -231,10 +255,29 @@ class CudaRuntime:
         self._call("cuDeviceGet", ctypes.byref(number), device)
         return number
 
-    def _call(self, name: str, *arguments: Any, allow: tuple[int, ...] = ()) -> int:
-        status = int(getattr(self._driver, name)(*arguments))
+    def _call(self, name: str, *arguments: Any, allow: tuple[int, ...] = ()) -> None:
+        self._check(name, getattr(self._driver, name)(*arguments), allow)
+
+    def _check(self, name: str, status: int, allow: tuple[int, ...] = ()) -> None:
         if status != _SUCCESS and status not in allow:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorName(status, ctypes.byref(text))
             raise DeviceError(f"{name} failed: {(text.value or b'unknown').decode()} ({status})")
-        return status
+
+
+class _OnDevice:
+    """See ``CudaRuntime.on``."""
+
+    __slots__ = ("_context", "_is_entered", "_runtime")
+
+    def __init__(self, runtime: CudaRuntime, context: int) -> None:
+        self._runtime = runtime
+        self._context = context
+        self._is_entered = False
+
+    def __enter__(self) -> None:
+        self._is_entered = self._runtime.enter(self._context)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._is_entered:
+            self._runtime.leave()

@@ -123,8 +123,12 @@ class DeviceRuntime(Protocol):
         """An event after what ``stream`` has queued; ``sleeps``: ``wait`` spins for a moment only."""
         ...
 
-    def is_idle(self, device: int, stream: int) -> bool:
-        """Whether all that the stream has queued is done."""
+    def is_idle(self, device: int, stream: int, *, within_us: int = 0) -> bool:
+        """Whether all that the stream has queued is done, now or so soon."""
+        ...
+
+    def finish(self, device: int, stream: int) -> None:
+        """Wait for all that the stream has queued."""
         ...
 
     def wait(self, device: int, event: int) -> None: ...

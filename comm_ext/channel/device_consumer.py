@@ -19,6 +19,9 @@ from ithaka.comm_ext.channel.layout import tensor_bytes
 _MAX_PULLS = 2
 """Copies under way at once: one that is waited for, one that keeps the copy engine busy behind it."""
 
+_AWAKE_US = 200
+"""For a message that the producer is writing."""
+
 
 @dataclass(slots=True)
 class _Pull:
@@ -26,8 +29,10 @@ class _Pull:
 
     message: Delivery
     own_index: int
+    is_started: bool = False
+    """False when the device refused the copy."""
     event: int | None = None
-    """After the copy; None before, and when the device refused it."""
+    """After the copy, once another one is queued behind it; until then it ends with the stream."""
     is_complete: bool = False
 
 
@@ -65,6 +70,12 @@ class DeviceConsumer:
         From another device it waits for its own copy, never for the producer. Raises ChannelClosedError when none can follow,
         DeviceError when the producer's memory can't be reached or the device failed.
         """
+        delivery = self._take()
+        if delivery is None and self._source.messages.await_announced(_AWAKE_US):
+            delivery = self._take()
+        return delivery
+
+    def _take(self) -> DeviceDelivery | None:
         with self._lock:
             self._check_open()
             if self._own is None:
@@ -125,7 +136,7 @@ class DeviceConsumer:
 
     def _pull_what_is_there(self, own: OwnSlots) -> None:
         for pull in self._pulls:
-            if pull.event is None:
+            if not pull.is_started:
                 self._start(own, pull)
         self._is_starved = not own.free
         most = 1 if self._source.messages.policy == "newest" else _MAX_PULLS
@@ -146,6 +157,9 @@ class DeviceConsumer:
         source = self._source.bytes_of(message)
         num_bytes = max((tensor.offset_bytes + tensor_bytes(tensor) for tensor in message.message.tensors), default=0)
         target = own.slot(pull.own_index, num_bytes, source.place)
+        for before in self._pulls:
+            if before.is_started and not before.is_complete and before.event is None:
+                before.event = self._runtime.record(self.device, own.stream, sleeps=False)
         self._runtime.copy(
             self.device,
             target.address,
@@ -156,7 +170,7 @@ class DeviceConsumer:
             num_rows=1,
             stream=own.stream,
         )
-        pull.event = self._runtime.record(self.device, own.stream, sleeps=False)
+        pull.is_started = True
 
     def _take_pulled(self, own: OwnSlots) -> DeviceDelivery | None:
         if not self._pulls:
@@ -177,10 +191,13 @@ class DeviceConsumer:
     def _complete(self, pull: _Pull) -> None:
         """Wait for the copy, give the producer's slot back. Idempotent."""
         with self._lock:
-            if pull.is_complete or pull.event is None:
+            if pull.is_complete or not pull.is_started or self._own is None:
                 return
-            self._runtime.wait(self.device, pull.event)
-            self._runtime.close_event(self.device, pull.event)
+            if pull.event is None:
+                self._runtime.finish(self.device, self._own.stream)
+            else:
+                self._runtime.wait(self.device, pull.event)
+                self._runtime.close_event(self.device, pull.event)
             pull.is_complete = True
             if not self._source.is_closed:
                 self._source.messages.release(pull.message)

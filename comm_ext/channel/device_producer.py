@@ -56,6 +56,8 @@ class DeviceProducer:
             place = f"channel {self.channel_id}, slot {claimed.index}"
             slot = DeviceSlot(claimed.index, self._memory.slot(claimed.index, self.slot_bytes, place))
             self._claimed[slot.index] = slot, claimed
+            # Waking a consumer takes longer than writing a slot often does.
+            self._messages.announce()
             return slot
 
     def publish(self, slot: DeviceSlot, message: ChannelMessage, stream: int = 0) -> int:

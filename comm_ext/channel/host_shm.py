@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Self
 
@@ -38,7 +39,7 @@ from ithaka.comm_ext.channel.host_memory import (
     wake,
     warn_unclosed,
 )
-from ithaka.comm_ext.channel.layout import WORD_BYTES, Geometry, decode_record, encode_record, newest_mask
+from ithaka.comm_ext.channel.layout import WORD_ANNOUNCED, WORD_BYTES, Geometry, decode_record, encode_record, newest_mask
 
 __all__ = ["HostChannel", "HostConsumer", "HostProducer", "clear_event", "open_consumer", "open_producer"]
 
@@ -194,6 +195,13 @@ class HostProducer:
             wake(self._descriptors.ready)
             return sequence
 
+    def announce(self) -> None:
+        """Wake the consumers: a message is on its way. Raises ChannelClosedError."""
+        with self._lock:
+            self._check_open()
+            self._arena.words[WORD_ANNOUNCED] += 1
+            wake(self._descriptors.ready)
+
     @property
     def num_free(self) -> int:
         """Slots that claim would find now."""
@@ -258,6 +266,7 @@ class HostConsumer:
         self._fence = make_fence(is_full=self._geometry.newest_mask != 0)
         free = descriptors.free
         self._ring = ring.ConsumerRing(self._arena.words, self._geometry, index, self._fence, lambda: wake((free,)))
+        self._num_announced = self._arena.words[WORD_ANNOUNCED]
         self._held: HeldDeliveries[Delivery, memoryview] = HeldDeliveries(
             f"channel {self._geometry.channel_id}, consumer {index}"
         )
@@ -302,6 +311,22 @@ class HostConsumer:
             delivery = Delivery(index, sequence, message, self._arena.slot(index))
             self._held.add(delivery, delivery.data)
             return delivery
+
+    def await_announced(self, within_us: int) -> bool:
+        """Where a message was announced since the last call, stay awake for it so long; whether there is one now.
+
+        Raises ChannelClosedError.
+        """
+        with self._lock:
+            self._check_open()
+            num_announced = self._arena.words[WORD_ANNOUNCED]
+            if num_announced == self._num_announced:
+                return False
+            self._num_announced = num_announced
+            end_ns = time.monotonic_ns() + 1000 * within_us
+            while not self._ring.has_news and time.monotonic_ns() < end_ns:
+                pass
+            return self._ring.has_news
 
     def release(self, delivery: Delivery) -> None:
         """Give up this consumer's count. Raises SlotStateError on a second release, ChannelClosedError."""

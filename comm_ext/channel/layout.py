@@ -5,15 +5,16 @@ The arena: ``words`` (8 bytes each, see ``Geometry``), one message record a slot
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 from ithaka.comm_ext.channel.base import ChannelError, ChannelMessage, LayoutError, Policy, TensorLayout
 
-MAGIC = 0x324C4E4843414854  # "THACHNL2" as little-endian bytes
+MAGIC = 0x334C4E4843414854  # "THACHNL3" as little-endian bytes
 PAGE_BYTES = 4096
 RECORD_BYTES = 4096
 """Of one message: its length (8 bytes), header and layouts."""
@@ -22,11 +23,13 @@ MAX_SLOT_BYTES = 1 << 40
 MAX_CONSUMERS = 32
 MAX_TENSORS = 64
 MAX_DIMENSIONS = 8
+_NUM_REMEMBERED = 256
+"""Layouts of a channel are few, and the same from message to message."""
 
 WORD_BYTES = 8
 WORD_MAGIC, WORD_CHANNEL_ID, WORD_NUM_SLOTS, WORD_SLOT_BYTES, WORD_NUM_CONSUMERS, WORD_NEWEST, WORD_ON_DEVICE = range(7)
-WORD_PUBLISHED, WORD_CLOSED, WORD_CARD = 7, 8, 9
-_NUM_FIXED_WORDS = 10
+WORD_PUBLISHED, WORD_CLOSED, WORD_CARD, WORD_ANNOUNCED = 7, 8, 9, 10
+_NUM_FIXED_WORDS = 11
 _PROGRESS_WORDS = 5
 MIN_SLOTS_FOR_NEWEST = 3
 """One that the consumer holds, the newest, and one to write."""
@@ -73,6 +76,7 @@ class Geometry:
     """Bit i: consumer i is newest-wins."""
     on_device: int = 0
     """1: the slots lie in device memory, named by a card (``device_card``) that follows the records; 0: behind the records."""
+    _first_slot_word: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -89,6 +93,7 @@ class Geometry:
             raise ChannelError(
                 f"channel {self.channel_id}: num_slots is {self.num_slots}, a newest-wins consumer needs {MIN_SLOTS_FOR_NEWEST}"
             )
+        object.__setattr__(self, "_first_slot_word", self.mapped_word(self.num_consumers))
 
     def is_newest(self, consumer: int) -> bool:
         return bool(self.newest_mask >> consumer & 1)
@@ -105,16 +110,16 @@ class Geometry:
         return self.progress_word(self.num_consumers) + consumer
 
     def queue_word(self, sequence: int) -> int:
-        return self.mapped_word(self.num_consumers) + (sequence - 1) % self.num_slots
+        return self._first_slot_word + (sequence - 1) % self.num_slots
 
     def holds_word(self, slot: int) -> int:
-        return self.mapped_word(self.num_consumers) + self.num_slots + slot
+        return self._first_slot_word + self.num_slots + slot
 
     def discarded_word(self, slot: int) -> int:
-        return self.mapped_word(self.num_consumers) + 2 * self.num_slots + slot
+        return self._first_slot_word + 2 * self.num_slots + slot
 
     def released_word(self, consumer: int, slot: int) -> int:
-        return self.mapped_word(self.num_consumers) + (3 + consumer) * self.num_slots + slot
+        return self._first_slot_word + (3 + consumer) * self.num_slots + slot
 
     def taken_word(self, consumer: int, slot: int) -> int:
         return self.released_word(self.num_consumers + consumer, slot)
@@ -169,6 +174,7 @@ def newest_mask(channel_id: int, num_consumers: int, policies: Sequence[Policy])
     return mask
 
 
+@functools.lru_cache(_NUM_REMEMBERED)
 def tensor_bytes(layout: TensorLayout) -> int:
     """Bytes that the tensor takes. Raises LayoutError for a layout that is none."""
     item_bytes = ITEM_BYTES.get(layout.dtype)
@@ -198,14 +204,8 @@ def encode_record(geometry: Geometry, slot: int, message: ChannelMessage) -> byt
     check_message(geometry, slot, message)
     if not 0 <= message.stream < 2**64:
         raise LayoutError(f"{_place(geometry, slot)}: stream is {message.stream}, it must lie in 0..2**64 - 1")
-    parts = [_COUNTS.pack(message.stream, len(message.header), len(message.tensors)), message.header]
-    for layout in message.tensors:
-        name = layout.dtype.encode()
-        shard_dim = _NOT_SHARDED if layout.shard_dim is None else layout.shard_dim
-        parts.append(_TENSOR.pack(layout.offset_bytes, len(name), len(layout.shape), shard_dim))
-        parts.append(name)
-        parts.append(struct.pack(f"<{len(layout.shape)}Q", *layout.shape))
-    body = b"".join(parts)
+    counts = _COUNTS.pack(message.stream, len(message.header), len(message.tensors))
+    body = counts + message.header + _encoded(message.tensors)
     if WORD_BYTES + len(body) > RECORD_BYTES:
         raise LayoutError(
             f"{_place(geometry, slot)}: header ({len(message.header)} bytes) and layouts take {len(body)} bytes, "
@@ -235,8 +235,28 @@ def decode_record(geometry: Geometry, slot: int, record: bytes | memoryview) -> 
 
 def _parse(body: bytes) -> ChannelMessage:
     stream, header_bytes, num_tensors = _COUNTS.unpack_from(body)
-    at = _COUNTS.size + header_bytes
-    header = body[_COUNTS.size : at]
+    end = _COUNTS.size + header_bytes
+    if end > len(body):
+        raise ValueError(f"{len(body)} bytes, the header alone ends at {end}")
+    return ChannelMessage(body[_COUNTS.size : end], _decoded(body[end:], num_tensors), stream)
+
+
+@functools.lru_cache(_NUM_REMEMBERED)
+def _encoded(tensors: tuple[TensorLayout, ...]) -> bytes:
+    parts = []
+    for layout in tensors:
+        name = layout.dtype.encode()
+        shard_dim = _NOT_SHARDED if layout.shard_dim is None else layout.shard_dim
+        parts.append(_TENSOR.pack(layout.offset_bytes, len(name), len(layout.shape), shard_dim))
+        parts.append(name)
+        parts.append(struct.pack(f"<{len(layout.shape)}Q", *layout.shape))
+    return b"".join(parts)
+
+
+@functools.lru_cache(_NUM_REMEMBERED)
+def _decoded(body: bytes, num_tensors: int) -> tuple[TensorLayout, ...]:
+    """Raises struct.error, UnicodeDecodeError, ValueError."""
+    at = 0
     tensors = []
     for _ in range(num_tensors):
         offset_bytes, name_bytes, num_dimensions, shard_dim = _TENSOR.unpack_from(body, at)
@@ -248,7 +268,7 @@ def _parse(body: bytes) -> ChannelMessage:
         tensors.append(TensorLayout(shape, name, offset_bytes, None if shard_dim == _NOT_SHARDED else shard_dim))
     if at != len(body):
         raise ValueError(f"{len(body)} bytes, {at} read")
-    return ChannelMessage(header, tuple(tensors), stream)
+    return tuple(tensors)
 
 
 def _place(geometry: Geometry, slot: int) -> str:

@@ -169,6 +169,11 @@ class ConsumerRing:
             self._give_up(slot, sequence)
         return None
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something was published or closed that ``take`` has not seen."""
+        return self._words[WORD_PUBLISHED] != self._progress.passed or self._words[WORD_CLOSED] != 0
+
     def release(self, sequence: int) -> None:
         """Give up this consumer's count. Raises SlotStateError for a message that is not held."""
         slot = self._held.pop(sequence, None)

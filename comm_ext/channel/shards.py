@@ -151,9 +151,7 @@ class ShardedConsumer:
                 num_rows=copy.num_rows,
                 stream=self._own.stream,
             )
-        event = self._runtime.record(self.device, self._own.stream, sleeps=False)
-        self._runtime.wait(self.device, event)
-        self._runtime.close_event(self.device, event)
+        self._runtime.finish(self.device, self._own.stream)
 
     def _give_up(self, own_index: int) -> None:
         with self._lock:

@@ -151,10 +151,15 @@ class FakeRuntime:
             self._queue(stream, self._events[event].clear)
             return event
 
-    def is_idle(self, device: int, stream: int) -> bool:
+    def is_idle(self, device: int, stream: int, *, within_us: int = 0) -> bool:
         self._check("record")
         with self._changed:
             return not self._streams.setdefault(stream, FakeStream()).is_held
+
+    def finish(self, device: int, stream: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._streams[stream].is_held)
+        self._check("wait")
 
     def wait(self, device: int, event: int) -> None:
         with self._changed:

@@ -25,11 +25,9 @@ from tests.unit.device_sides import (
     wait_until,
 )
 
-from ithaka.comm_ext.channel.base import (
-    ChannelClosedError,
-    SlotStateError,
-)
+from ithaka.comm_ext.channel.base import ChannelClosedError, ChannelMessage, SlotStateError
 from ithaka.comm_ext.channel.cuda_ipc import clear_event
+from ithaka.comm_ext.channel.host_shm import HostChannel
 
 
 @pytest.fixture
@@ -93,6 +91,7 @@ def test_a_message_is_sent_when_its_data_is_complete_and_in_order(stack: context
     store(second.data, bytes([2]) * 10)
     store(second.data.part(256, 120), bytes([2]) * 120)
     idle_stream = world.runtime.open_stream(0)
+    clear_event(consumer.ready_fd())
     assert producer.publish(second, message(2), stream=idle_stream) == 2, "complete, but behind the first"
     assert consumer.take() is None and not is_readable(consumer.ready_fd())
     store(slot.data, bytes([1]) * 10)
@@ -107,6 +106,44 @@ def test_a_message_is_sent_when_its_data_is_complete_and_in_order(stack: context
             consumer.release(delivery)
     assert seen == [1, 2]
     world.runtime.close_stream(0, idle_stream)
+
+
+def test_a_claim_wakes_who_then_stays_awake_for_the_message(stack: contextlib.ExitStack) -> None:
+    _, producer, (consumer,) = create(stack, [0])
+    clear_event(consumer.ready_fd())
+    slot = producer.claim()
+    assert slot is not None and is_readable(consumer.ready_fd())
+    assert consumer.take() is None, "it is not awake for ever"
+    store(slot.data, bytes([1]) * 10)
+    store(slot.data.part(256, 120), bytes([1]) * 120)
+    producer.publish(slot, message(1))
+    assert take_number(consumer) == 1
+
+
+def test_what_is_announced_is_awaited_once(stack: contextlib.ExitStack) -> None:
+    channel = stack.enter_context(contextlib.closing(HostChannel.create(9, 2, 100, 1)))
+    producer = stack.enter_context(contextlib.closing(channel.open_producer()))
+    consumer = stack.enter_context(contextlib.closing(channel.open_consumer(0)))
+    assert not consumer.await_announced(within_us=10**9), "nothing was"
+    producer.announce()
+    assert not consumer.await_announced(within_us=1)
+    assert not consumer.await_announced(within_us=10**9), "that one is forgotten"
+    producer.announce()
+    slot = producer.claim()
+    assert slot is not None
+    publishing = threading.Thread(target=producer.publish, args=(slot, ChannelMessage(b"", ())))
+    publishing.start()
+    assert consumer.await_announced(within_us=10**9)
+    publishing.join()
+    delivery = consumer.take()
+    assert delivery is not None
+    consumer.release(delivery)
+    producer.announce()
+    producer.close()
+    assert consumer.await_announced(within_us=10**9), "the end is news too"
+    consumer.close()
+    with pytest.raises(ChannelClosedError):
+        consumer.await_announced(within_us=1)
 
 
 def test_a_release_waits_for_the_stream_that_reads(stack: contextlib.ExitStack) -> None:

@@ -312,7 +312,7 @@ def test_words_of_one_channel_do_not_overlap() -> None:
         *(geometry.released_word(index, slot) for index in range(2) for slot in range(3)),
         *(geometry.taken_word(index, slot) for index in range(2) for slot in range(3)),
     ]
-    assert sorted(words) == list(range(10, geometry.num_words))
+    assert sorted(words) == list(range(11, geometry.num_words))
     assert geometry.queue_word(4) == geometry.queue_word(1)
 
 

@@ -69,12 +69,13 @@ def test_device_memory_is_chosen_where_every_taker_reaches_the_leader(monkeypatc
 
     def can_reach(taker: torch.device, leader: torch.device) -> bool:
         asked.append((taker, leader))
-        return taker.index != 3
+        return taker.index != 3 and taker != leader
 
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", can_reach)
     leader, near, far = (torch.device("cuda", index) for index in (0, 1, 3))
     assert isinstance(memory_of(near, leader, [near]), DeviceMemory)
     assert isinstance(memory_of(near, leader, [near, far]), HostMemory)
+    assert isinstance(memory_of(leader, leader, [leader]), DeviceMemory), "CUDA says of no device that it reaches itself"
     assert asked == [(near, leader), (near, leader), (far, leader)]
     cpu = torch.device("cpu")
     assert isinstance(memory_of(cpu, cpu, [cpu]), HostMemory)

@@ -56,7 +56,7 @@ def memory_for(configure: ConfigureRank) -> LatentsMemory:
 
 def memory_of(own: torch.device, leader: torch.device, takers: Sequence[torch.device]) -> LatentsMemory:
     """The leader's device memory where every taker's device reaches it, else the host's; the same choice in every process."""
-    if leader.type == "cuda" and all(torch.cuda.can_device_access_peer(taker, leader) for taker in takers):
+    if leader.type == "cuda" and all(taker == leader or torch.cuda.can_device_access_peer(taker, leader) for taker in takers):
         return DeviceMemory(own)
     return HostMemory()
 
