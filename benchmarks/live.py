@@ -24,7 +24,7 @@ from benchmarks.daemon import Daemon, running_daemon
 from benchmarks.lossy_relay import LossyRelay
 from ithaka_client.bench.carriers import Carrier
 from ithaka_client.bench.load import run
-from ithaka_client.bench.plan import TRANSPORTS, Plan, TransportName
+from ithaka_client.bench.plan import TRANSPORTS, Plan
 from ithaka_client.bench.report import as_table
 from ithaka_client.bench.webrtc_carrier import WebRtcCarrier
 
@@ -135,8 +135,8 @@ def loss(arguments: argparse.Namespace) -> dict[str, Any]:
 async def _play_through_loss(arguments: argparse.Namespace) -> dict[str, Any]:
     relay = LossyRelay(loss=arguments.loss, delay_s=arguments.delay_ms / 1000, seed=arguments.seed)
 
-    def open_carrier(_: TransportName, url: str, path: str, token: str) -> Carrier:
-        return WebRtcCarrier(url, path, token, has_track=True, reroute=relay.reroute)
+    def open_carrier(plan: Plan, path: str, token: str) -> Carrier:
+        return WebRtcCarrier(plan.url, path, token, codec=plan.codec, reroute=relay.reroute)
 
     with serving(arguments.width, arguments.height, arguments.fps, arguments.chunk_frames) as daemon:
         plan = Plan(daemon.url, None, "synthetic", 1, "webrtc", "live", arguments.seconds, 0.0, False)

@@ -80,7 +80,9 @@ def main() -> None:
         table.add_row(name, *(f"{cell:.2f}" for cell in cells))
     console = Console()
     console.print(table)
-    console.print(f"{model}: {frames} frames in {seconds:.1f} s, {frames / seconds:.1f} a second; load {os.getloadavg()[0]:.1f}")
+    console.print(
+        f"{model}: {frames} frames in {seconds:.1f} s, {frames / seconds:.1f} a second; load {os.getloadavg()[0]:.1f}"
+    )
 
 
 if __name__ == "__main__":

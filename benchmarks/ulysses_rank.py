@@ -31,7 +31,8 @@ SHAPES = ((256, 8), (4680, 12), (6240, 40), (32760, 12), (32760, 40), (37888, 56
 FLOOR_SHAPE = (32, 2)  # hardly any bytes: what a call costs at least
 JOINT_SHAPES = ((4680, 12), (6240, 40))
 GRAPH_CALLS = 20
-SWEPT_SHAPES = (FLOOR_SHAPE, SHAPES[0], (1024, 16), *SHAPES[1:])
+SHORT_ROWS = ((655200, 2), (163800, 8))  # the bytes of SHAPES[4] in rows of 256 and 1024 bytes between two ranks
+SWEPT_SHAPES = (FLOOR_SHAPE, SHAPES[0], (1024, 16), *SHAPES[1:], *SHORT_ROWS)
 KERNEL_ALONE = ((8, 8), (16, 8), (16, 16), (32, 16), (32, 32), (64, 32), (64, 64), (100, 32), (132, 132))
 WITH_COPIES = (
     (0, 32, 1.0),
@@ -154,7 +155,7 @@ class Bench:
 
     def communicator(self, backend: Backend = "auto", calibration: Calibration | None = None) -> UlyssesCommunicator:
         """A communicator on the next group of descriptors, large enough for every shape."""
-        per_pair = [2 * 3 * tokens * heads * HEAD_DIM * 2 // self.job.num_ranks for tokens, heads in SHAPES]
+        per_pair = [2 * 3 * tokens * heads * HEAD_DIM * 2 // self.job.num_ranks for tokens, heads in (*SHAPES, *SHORT_ROWS)]
         joint = [3 * 3 * tokens * heads * HEAD_DIM * 2 // self.job.num_ranks for tokens, heads in JOINT_SHAPES]
         group = RankGroup.from_fds(rank=self.job.rank, num_ranks=self.job.num_ranks, fds=next(self._fds))
         return UlyssesCommunicator(

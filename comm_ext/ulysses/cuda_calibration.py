@@ -30,11 +30,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The launch for calls of at most ``max_wire_bytes`` from one rank to all its peers."""
+    """The launch for calls of at most ``max_wire_bytes`` from one rank to its peers, in rows of ``min_row_bytes`` or more."""
 
     num_ranks: int
     max_wire_bytes: int
     launch: Launch
+    min_row_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,13 @@ class Calibration:
     measured_on: str
     rows: tuple[Row, ...]
 
-    def launch_for(self, num_ranks: int, wire_bytes: int, backend: str) -> Launch:
-        """The launch for a call; ``backend`` "sm" or "copy_engine" keeps to one engine."""
+    def launch_for(self, num_ranks: int, wire_bytes: int, row_bytes: int, backend: str) -> Launch:
+        """The launch for a call whose shortest row has ``row_bytes``; ``backend`` "sm" or "copy_engine" keeps to one engine."""
         near = min({row.num_ranks for row in self.rows}, key=lambda ranks: (abs(ranks - num_ranks), ranks))
-        rows = sorted((row for row in self.rows if row.num_ranks == near), key=lambda row: row.max_wire_bytes)
+        rows = sorted(
+            (row for row in self.rows if row.num_ranks == near and row.min_row_bytes <= row_bytes),
+            key=lambda row: (row.max_wire_bytes, -row.min_row_bytes),
+        )
         if backend == "sm":
             rows = [row for row in rows if row.launch.copied == 0] or rows
         launch = next((row.launch for row in rows if wire_bytes <= row.max_wire_bytes), rows[-1].launch)
@@ -58,7 +62,11 @@ class Calibration:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Calibration:
         """From the form of the JSON file."""
-        return cls(plain["measured_on"], tuple(_row(entry) for entry in plain["rows"]))
+        rows = tuple(_row(entry) for entry in plain["rows"])
+        for num_ranks in {row.num_ranks for row in rows}:
+            if not any(row.num_ranks == num_ranks and row.min_row_bytes == 0 for row in rows):
+                raise ValueError(f"calibration has no row of {num_ranks} ranks for rows of any length")
+        return cls(plain["measured_on"], rows)
 
     @classmethod
     def shipped(cls) -> Calibration:
@@ -73,6 +81,7 @@ def plain_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
         {
             "num_ranks": row.num_ranks,
             "max_wire_bytes": row.max_wire_bytes,
+            "min_row_bytes": row.min_row_bytes,
             "remote_blocks": row.launch.remote_blocks,
             "local_blocks": row.launch.local_blocks,
             "copied": row.launch.copied,
@@ -87,4 +96,4 @@ def _row(entry: dict[str, Any]) -> Row:
         raise ValueError(f"calibration row out of range: {entry}")
     if (launch.remote_blocks == 0) != (launch.copied == 1):
         raise ValueError(f"calibration row moves nothing, or twice: {entry}")
-    return Row(entry["num_ranks"], entry["max_wire_bytes"], launch)
+    return Row(entry["num_ranks"], entry["max_wire_bytes"], launch, entry["min_row_bytes"])

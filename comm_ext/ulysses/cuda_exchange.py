@@ -221,7 +221,7 @@ class CudaExchange:
 
     def launch_of(self, plans: tuple[ExchangePlan, ...]) -> Launch:
         """How a call with these plans is made."""
-        return self._calibration.launch_for(len(self._seat.arenas), _wire_bytes(plans), self._backend)
+        return self._calibration.launch_for(len(self._seat.arenas), _wire_bytes(plans), _row_bytes(plans), self._backend)
 
     def release(self) -> None:
         """Give the stream back and let the arena go; it is freed with the last lease."""
@@ -312,3 +312,8 @@ class CudaExchange:
 def _wire_bytes(plans: Sequence[ExchangePlan]) -> int:
     """Bytes that the busiest rank sends to its peers: the same number on all ranks."""
     return max(sum(plan.sent_bytes(rank) for plan in plans) for rank in range(len(plans[0].seq_splits)))
+
+
+def _row_bytes(plans: Sequence[ExchangePlan]) -> int:
+    """The shortest row of any rank, where heads of others lie beside it: the same number on all ranks."""
+    return min(min(plan.head_splits) * plan.head_dim * plan.item_bytes for plan in plans)
