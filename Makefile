@@ -26,7 +26,7 @@ help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(READY)  ## Set everything up, start the daemon on the embedded model, print its URL
-	@exec $(BIN)/ithaka serve $(if $(CONFIG),-c $(CONFIG))
+	@exec $(BIN)/python -P -m ithaka.server.foreground serve $(if $(CONFIG),-c $(CONFIG))
 
 # Else each process that a test starts would compile the sources again.
 test: export PYTHONDONTWRITEBYTECODE =
