@@ -12,7 +12,7 @@ from training.labyrinth.clips import ClipMaker
 from training.labyrinth.critic import Critic, CriticTrainer, balanced
 from training.labyrinth.own_walks import OwnWalks
 from training.labyrinth.refiner import RefinePlan, Refiner
-from training.labyrinth.sharpen_decoder import sharpen_decoder
+from training.labyrinth.sharpen_decoder import reach_beyond, sharpen_decoder
 from training.labyrinth.state import save_state
 from training.labyrinth.train_transformer import Batch, Trainer, TrainingPlan
 
@@ -195,3 +195,13 @@ def test_every_schedule_asked_for_is_measured_beforehand(tmp_path: Path) -> None
     assert "before: steps at (1.0, 0.5), remembered at 0.0" in tables
     assert "before: steps at (1.0, 0.8), remembered at 0.1" in tables
     assert tables.count("sharpness, long walk") == 2
+
+
+def test_reaching_beyond_goes_on_along_the_way_from_the_old_decoder_to_the_new() -> None:
+    torch.manual_seed(3)
+    first, sharpened = TinyAutoencoder(), TinyAutoencoder()
+    sharpened.encoder.load_state_dict(first.encoder.state_dict())
+    beyond = reach_beyond(first, sharpened, 1.5)
+    for start, end, far in zip(first.parameters(), sharpened.parameters(), beyond.parameters(), strict=True):
+        torch.testing.assert_close(far - start, 1.5 * (end - start))
+    assert all(torch.equal(a, b) for a, b in zip(first.encoder.parameters(), beyond.encoder.parameters(), strict=True))

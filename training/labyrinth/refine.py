@@ -29,7 +29,7 @@ from .refiner import RefinePlan, Refiner
 from .render import render
 from .report import write_strips
 from .run_log import RunLog
-from .sharpen_decoder import sharpen_decoder
+from .sharpen_decoder import reach_beyond, sharpen_decoder
 from .state import load_state
 from .strip import WALK_COLUMNS
 from .train import RENDER_BLOCK
@@ -160,7 +160,8 @@ def main(argv: list[str] | None = None) -> None:
         steps = _run_stage(student, refiner, bank, own, seconds, share, stage == 1, log)
         student.swap_means()
         log(f"stage {stage}: {steps} steps at share {share}")
-        bench.keep(f"stage{stage}", _exported(student, world, autoencoder))
+        kept = reach_beyond(world.autoencoder, autoencoder, options.decoder_reach)
+        bench.keep(f"stage{stage}", _exported(student, world, kept))
     if options.decoder_seconds > 0 and options.mazes > 0:
         bench.measure("last stage, first decoder", _exported(student, world, world.autoencoder), LABYRINTH.schedule(2))
     log("done")
@@ -212,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--teacher-rate", type=float, default=1e-3)
     parser.add_argument("--decoder-seconds", type=float, default=35, help="0 keeps the decoder")
     parser.add_argument("--decoder-share", type=float, default=0.5)
+    parser.add_argument("--decoder-reach", type=float, default=1.3, help="from the old decoder (0) past the new (1): kept")
     parser.add_argument("--stage-seconds", type=float, default=75)
     parser.add_argument("--shares", type=float, nargs="*", default=[0.5], help="one stage each: push against pull")
     parser.add_argument("--rate", type=float, default=5e-4)
