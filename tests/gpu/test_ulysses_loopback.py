@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError, UlyssesPeerError
-from ithaka.comm_ext.ulysses.group import RankGroup
-from tests.gpu.exchange_checks import check_alternation, check_cases, check_graphs, check_tagged_group
+from ithaka.comm_ext.ulysses.group import GroupDescriptors, RankGroup
+from ithaka.comm_ext.ulysses.plan import Direction
+from tests.gpu.exchange_checks import (
+    POISON,
+    Case,
+    assert_none,
+    call,
+    check_alternation,
+    check_cases,
+    check_graphs,
+    check_tagged_group,
+    draw,
+    mismatches,
+)
 from tests.gpu.loopback import Threads, engines, on_every_rank, on_every_seat
 
 pytestmark = pytest.mark.gpu
@@ -67,6 +80,34 @@ def test_graphs_replay_between_eager_calls(num_ranks: int, engine: str) -> None:
         check_graphs(communicator, 40, holding_back(communicator.rank, num_ranks), together)
 
     on_every_rank(num_ranks, body, in_line=True, calibration=engines(num_ranks)[engine])
+
+
+def test_two_groups_of_overlapping_ranks() -> None:
+    pair = GroupDescriptors.create(2)
+    seats = [pair.seat(rank) for rank in range(2)]
+    pair.close()
+    whole = Case(Direction.SCATTER, 1, (200,) * 3, (4,) * 3, 128, torch.bfloat16)
+    half = Case(Direction.SCATTER, 1, (300,) * 2, (6,) * 2, 64, torch.bfloat16)
+
+    def body(communicator: UlyssesCommunicator) -> None:
+        rank, device = communicator.rank, communicator.device
+        with ExitStack() as stack:
+            groups = [(communicator, whole)]
+            if rank < 2:
+                second = UlyssesCommunicator(seats[rank], max_bytes=1 << 24, device=device, calibration=engines(3)["sm"])
+                groups.append((stack.enter_context(second), half))
+            drawn = [[draw(case, rank, device, seed) for seed in range(3)] for _, case in groups]
+            wrong = torch.zeros((), dtype=torch.int64, device=device)
+            for turn in range(100):
+                for (each, case), data in zip(groups, drawn, strict=True):
+                    got = call(each, case, data[turn % 3].x, "t")
+                    wrong += mismatches(got, data[turn % 3].wanted)
+                    got.view(torch.uint8).fill_(POISON)
+                    del got
+            torch.cuda.current_stream().synchronize()
+            assert_none(wrong, communicator, "two groups")
+
+    on_every_rank(3, body, calibration=engines(3)["sm"])
 
 
 def test_a_held_lease_is_an_error_that_leaves_the_group_usable() -> None:

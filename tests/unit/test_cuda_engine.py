@@ -209,11 +209,11 @@ def test_three_tensors_in_one_call(engine: Path) -> None:
     on_every_rank(engine, 2, body)
 
 
-def count_wrong(path: Path) -> int:
+def count_wrong(path: Path, launch: Launch) -> int:
     """Elements that are not there when their announcement is, over some calls."""
 
     def body(rank: EmulatedRank) -> int:
-        site = site_of(rank, Direction.SCATTER, 2, LAUNCHES["sm"], 0)
+        site = site_of(rank, Direction.SCATTER, 2, launch, 0)
         wrong = 0
         for turn in range(12):
             x, wanted = sides(Direction.SCATTER, whole(turn, 2), rank.rank, 2)
@@ -232,8 +232,15 @@ def test_an_engine_without_its_release_is_caught(tmp_path: Path) -> None:
     kept, dropped = tmp_path / "kept", tmp_path / "dropped"
     kept.mkdir()
     dropped.mkdir()
-    assert count_wrong(compile_engine(kept, trial=["CPU_DAWDLE"])) == 0
-    assert count_wrong(compile_engine(dropped, trial=["CPU_DAWDLE", "CPU_DROP_RELEASE"])) > 0
+    assert count_wrong(compile_engine(kept, trial=["CPU_DAWDLE"]), LAUNCHES["sm"]) == 0
+    assert count_wrong(compile_engine(dropped, trial=["CPU_DAWDLE", "CPU_DROP_RELEASE"]), LAUNCHES["sm"]) > 0
+
+
+def test_copies_that_are_announced_too_early_are_caught(engine: Path, tmp_path: Path) -> None:
+    early = compile_engine(tmp_path, trial=["CPU_UNORDERED_COPIES"])
+    for launch in (LAUNCHES["hybrid"], LAUNCHES["copy_engine"]):
+        assert count_wrong(engine, launch) == 0
+        assert count_wrong(early, launch) > 0
 
 
 def verdicts(ranks: Sequence[int], num_ranks: int, faults: Sequence[int]) -> set[tuple[DeviceFault, int]]:

@@ -270,7 +270,14 @@ inline cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatu
   return cudaSuccess;
 }
 inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height, int, cudaStream_t stream) {
+#ifdef CPU_UNORDERED_COPIES  // as if they were issued to some other stream
+  static cpu::Stream elsewhere;
+  stream = &elsewhere;
+#endif
   cpu::issue(stream, [=] {
+#ifdef CPU_UNORDERED_COPIES
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+#endif
     for (size_t row = 0; row < height; ++row)
       memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   });
