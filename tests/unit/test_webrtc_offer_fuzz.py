@@ -182,6 +182,7 @@ def offer() -> str:
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(CHANGES, min_size=1, max_size=3))
+@example([("insert", 11, "a=m")])
 def test_every_offer_is_answered_or_refused_in_our_words(offer: str, changes: Changes) -> None:
     async def play() -> None:
         gathering = Gathering(IceSettings(("127.0.0.1",)))

@@ -50,7 +50,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``text`` is empty where no connection is made from it. ``fields`` by name; an attribute's name is ``name``."""
+    """``text`` is empty where no connection is made from it. ``fields`` by name; ``name`` is an attribute's, or ``m=``."""
 
     name: str
     fields: dict[str, str]
@@ -134,11 +134,11 @@ def read_line(line: str) -> Line:
     if not _LINE.fullmatch(line):
         raise LineError("it is none of SDP: a letter, =, and text without control characters")
     if line.startswith("m="):
-        return _read("m", line[2:], _MEDIA[_kind_of_media(line)])
+        return _read("m=", line[2:], _MEDIA[_kind_of_media(line)])
     name, _, value = line[2:].partition(":")
     rule = _ATTRIBUTES.get(name) if line.startswith("a=") else None
     if rule is None:
-        return Line(line[0] if line[0] != "a" else name, {}, "")
+        return Line(name if line.startswith("a=") else line[:2], {}, "")
     return _read(name, value, rule)
 
 

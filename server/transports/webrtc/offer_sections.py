@@ -40,7 +40,7 @@ def _sections(lines: Iterable[Line]) -> list[list[Line]]:
     """The session's lines first, then each media section's."""
     sections: list[list[Line]] = [[]]
     for line in lines:
-        if line.name == "m":
+        if line.name == "m=":
             sections.append([])
         sections[-1].append(line)
     return sections
