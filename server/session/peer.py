@@ -232,9 +232,10 @@ class Peer:
         session = self._session
         match message:
             case Resume():
-                self._cursor = session.resume(message.stream, message.next_seq, acknowledges=self._acknowledges)
-                if self._codec == "vp8":
-                    self._cursor = session.use_vp8()
+                # Asked for before the first frame is, so that it is there in VP8 too.
+                self._cursor = session.use_vp8() if self._codec == "vp8" else None
+                cursor = session.resume(message.stream, message.next_seq, acknowledges=self._acknowledges)
+                self._cursor = self._cursor or cursor
                 self._has_resumed = True
                 self.wake()
             case Ack():

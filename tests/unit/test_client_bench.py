@@ -12,12 +12,22 @@ from hypothesis import strategies as st
 
 from ithaka.workers.encoding.frame_number import FRAME_NUMBER_UUID as SERVERS_UUID
 from ithaka.workers.encoding.frame_number import with_frame_number
+from ithaka_client.bench.access_unit import (
+    FRAME_NUMBER_UUID,
+    AccessUnit,
+    is_key_frame,
+    is_vp8_key_frame,
+    numbered_h264,
+    read_frame_number,
+)
 from ithaka_client.bench.account import Account, spread
 from ithaka_client.bench.assembler import MAX_WAITING_FRAMES, Assembler
-from ithaka_client.bench.frame_number import FRAME_NUMBER_UUID, is_key_frame, read_frame_number
 from ithaka_client.bench.load import RunResult
+from ithaka_client.bench.numbering import MAX_WAITING, Numbering
 from ithaka_client.bench.plan import Arrival, Plan
 from ithaka_client.bench.report import as_json, as_svg, as_table
+from ithaka_client.errors import ProtocolError
+from ithaka_client.protocol import Numbered
 
 PLAN = Plan("http://127.0.0.1:1", "a secret key", "m", 1, "webrtc", "live", 1.0, 10.0, True)
 MS = 1_000_000
@@ -87,6 +97,9 @@ def test_both_sides_mean_the_same_number() -> None:
     assert is_key_frame(unit) and not is_key_frame(PLAIN_UNIT)
     assert read_frame_number(PLAIN_UNIT) is None
     assert read_frame_number(FRAME_NUMBER_UUID.bytes + b"x" * 48) is None
+    assert numbered_h264(unit) == AccessUnit(5, 6, 7, True, unit)
+    with pytest.raises(ProtocolError, match="no number"):
+        numbered_h264(PLAIN_UNIT)
 
 
 # -- packets -----------------------------------------------------------------------------------------------------------
@@ -95,6 +108,7 @@ def test_both_sides_mean_the_same_number() -> None:
 @dataclass
 class Packet:
     sequence_number: int
+    timestamp: int
     marker: int
     _data: bytes
 
@@ -108,7 +122,7 @@ def packets_of(frame_sizes: list[int], first: int, keys: frozenset[int] = frozen
         parts = [head + bytes([index & 255])] + [bytes([index & 255, part]) for part in range(1, size)]
         units.append(b"".join(parts))
         for part, data in enumerate(parts):
-            packets.append(Packet((first + len(packets)) & 0xFFFF, int(part == size - 1), data))
+            packets.append(Packet((first + len(packets)) & 0xFFFF, 90 * index, int(part == size - 1), data))
     return packets, units
 
 
@@ -123,7 +137,7 @@ def test_frames_come_out_whole_in_order_whatever_the_order_of_close_packets(
     while rest:
         shuffled.append(rest.pop(random.randrange(min(4, len(rest)))))  # type: ignore[attr-defined]
     got: list[bytes] = []
-    assembler = Assembler(got.append)
+    assembler = Assembler(lambda _, unit: got.append(unit), is_key_frame)
     for packet in shuffled:
         assert assembler.add(packet) == (False, None)
     assert got == units
@@ -132,7 +146,7 @@ def test_frames_come_out_whole_in_order_whatever_the_order_of_close_packets(
 def test_a_frame_is_given_away_with_its_last_packet() -> None:
     packets, units = packets_of([3], 0)
     got: list[bytes] = []
-    assembler = Assembler(got.append)
+    assembler = Assembler(lambda _, unit: got.append(unit), is_key_frame)
     for packet in packets[:2]:
         assembler.add(packet)
     assert got == []
@@ -143,7 +157,7 @@ def test_a_frame_is_given_away_with_its_last_packet() -> None:
 def test_a_lost_packet_costs_everything_through_the_next_key_frame_and_asks_for_one() -> None:
     packets, units = packets_of([2] * 20, 65_530, keys=frozenset({14}))
     got: list[bytes] = []
-    assembler = Assembler(got.append)
+    assembler = Assembler(lambda _, unit: got.append(unit), is_key_frame)
     asked = [assembler.add(packet)[0] for packet in packets if packet is not packets[5]]
     assert got == [*units[:2], *units[14:]]
     assert asked.count(True) == 1
@@ -152,10 +166,50 @@ def test_a_lost_packet_costs_everything_through_the_next_key_frame_and_asks_for_
 def test_a_late_packet_in_time_costs_nothing_and_a_repeated_one_changes_nothing() -> None:
     packets, units = packets_of([2] * MAX_WAITING_FRAMES, 0)
     got: list[bytes] = []
-    assembler = Assembler(got.append)
+    assembler = Assembler(lambda _, unit: got.append(unit), is_key_frame)
     for packet in (*packets[:3], *packets[4:], packets[3], packets[0], packets[3]):
         assembler.add(packet)
     assert got == units
+
+
+@settings(deadline=None)
+@given(st.permutations(range(12)), st.permutations(range(12)), st.sets(st.integers(0, 11)), st.randoms(use_true_random=False))
+def test_a_picture_in_vp8_goes_with_its_number_whichever_comes_first(
+    pictures: list[int], numbers: list[int], lost: set[int], random: object
+) -> None:
+    """Of a picture that was lost the number alone comes; nothing is counted twice."""
+    numbering, joined = Numbering(), list[AccessUnit]()
+    pictures = [seq for seq in pictures if seq not in lost]
+    while pictures or numbers:
+        takes_picture = bool(pictures) and (not numbers or random.random() < 0.5)  # type: ignore[attr-defined]
+        seq = pictures.pop() if takes_picture else numbers.pop()
+        if takes_picture:
+            unit = numbering.picture_came(90 * seq, b"\x10" + bytes([seq]), is_key=seq == 0)
+        else:
+            unit = numbering.number_came(Numbered(seq, seq + 1, seq * 1000, 90 * seq))
+        joined += [] if unit is None else [unit]
+    assert sorted(joined, key=lambda unit: unit.seq) == [
+        AccessUnit(seq, seq + 1, seq * 1_000_000, seq == 0, b"\x10" + bytes([seq])) for seq in range(12) if seq not in lost
+    ]
+
+
+def test_pictures_and_numbers_that_wait_for_ever_are_bounded() -> None:
+    numbering = Numbering()
+    for seq in range(MAX_WAITING + 1):
+        assert numbering.picture_came(seq, b"", is_key=False) is None
+        assert numbering.number_came(Numbered(seq, 0, 0, 100_000 + seq)) is None
+    assert numbering.number_came(Numbered(0, 0, 0, 0)) is None, "the oldest picture was let go"
+    assert numbering.number_came(Numbered(MAX_WAITING, 0, 0, MAX_WAITING)) is not None
+
+
+def test_a_track_in_vp8_goes_on_at_its_own_key_frame() -> None:
+    assert is_vp8_key_frame(b"\x10\x02") and not is_vp8_key_frame(b"\x11\x02") and not is_vp8_key_frame(b"")
+    got: list[tuple[int, bytes]] = []
+    assembler = Assembler(lambda timestamp, picture: got.append((timestamp, picture)), is_vp8_key_frame)
+    for number in range(30):
+        if number != 3:
+            assembler.add(Packet(number, 90 * number, 1, b"\x10" if number in (0, 20) else b"\x11"))
+    assert [timestamp // 90 for timestamp, _ in got] == [0, 1, 2, *range(20, 30)]
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------
@@ -191,7 +245,16 @@ def test_the_picture_is_well_formed(num_delays: int) -> None:
     assert root.tag.endswith("svg")
 
 
-@pytest.mark.parametrize("wrong", [{"num_sessions": 0}, {"duration_s": 0}, {"controls_per_s": -1}, {"delivery": "lossless"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_sessions": 0},
+        {"duration_s": 0},
+        {"controls_per_s": -1},
+        {"delivery": "lossless"},
+        {"transport": "websocket", "codec": "vp8"},
+    ],
+)
 def test_what_can_not_be_run_is_told(wrong: dict[str, object]) -> None:
     assert PLAN.problem() is None
     assert replace(PLAN, **wrong).problem() is not None  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""H.264 access units in, pictures out, one for one."""
+"""Access units in, pictures out, one for one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import av
 import numpy as np
@@ -15,8 +16,6 @@ from numpy.typing import NDArray
 
 from ithaka_client.errors import DecodeError
 from ithaka_client.protocol import EncodedFrame
-
-CODEC = "h264"
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,14 @@ class Frame:
 
 
 class Decoder:
-    """The decoder of one connection; it starts at a key frame. Not safe to use from two threads at once."""
+    """The decoder of one connection; it starts at a key frame. Not safe to use from two threads at once.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    ``codec``: sessions send H.264; VP8 comes on tracks of peers without it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, codec: Literal["h264", "vp8"] = "h264") -> None:
         # One picture out for one in: frame threads would hold some back.
-        context = av.CodecContext.create(CODEC, "r")
+        context = av.CodecContext.create(codec, "r")
         assert isinstance(context, av.VideoCodecContext)
         context.thread_type = "SLICE"
         context.flags |= Flags.low_delay

@@ -1,4 +1,4 @@
-"""Access units out of RTP packets, in order and as soon as the last packet is there. Pure.
+"""Pictures out of RTP packets, in order and as soon as the last packet is there. Pure.
 
 A lost packet is waited for while the frames behind it are few; then its frame is given up, and everything through the next
 key frame with it.
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ithaka_client.bench.frame_number import is_key_frame
-
 MAX_WAITING_PACKETS = 512
 MAX_WAITING_FRAMES = 8
 _HALF = 1 << 15
@@ -18,16 +16,20 @@ _MASK = (1 << 16) - 1
 
 
 class Packet(Protocol):
-    """As aiortc has it once the payload is unpacked; ``_data`` with start codes."""
+    """As aiortc has it once the payload is unpacked; ``_data`` of H.264 with start codes."""
 
     sequence_number: int
+    timestamp: int
     marker: int
     _data: bytes
 
 
 class Assembler:
-    def __init__(self, on_access_unit: Callable[[bytes], None]) -> None:
-        self._on_access_unit = on_access_unit
+    """``on_picture`` gets the RTP timestamp and the bytes. ``is_key``: whether a decoder can begin with them."""
+
+    def __init__(self, on_picture: Callable[[int, bytes], None], is_key: Callable[[bytes], bool]) -> None:
+        self._on_picture = on_picture
+        self._is_key = is_key
         self._packets: dict[int, Packet] = {}
         self._next: int | None = None
         self._is_broken = False
@@ -47,12 +49,13 @@ class Assembler:
         while (last := self._end_of_frame()) is not None:
             assert self._next is not None
             count = ((last - self._next) & _MASK) + 1
-            unit = b"".join(self._packets.pop((self._next + offset) & _MASK)._data for offset in range(count))
+            packets = [self._packets.pop((self._next + offset) & _MASK) for offset in range(count)]
+            picture = b"".join(packet._data for packet in packets)
             self._next = (last + 1) & _MASK
-            if self._is_broken and not is_key_frame(unit):
+            if self._is_broken and not self._is_key(picture):
                 continue
             self._is_broken = False
-            self._on_access_unit(unit)
+            self._on_picture(packets[0].timestamp, picture)
 
     def _end_of_frame(self) -> int | None:
         assert self._next is not None

@@ -10,7 +10,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from ithaka_client.bench.plan import TransportName
+from ithaka_client.bench.access_unit import AccessUnit, numbered_h264
+from ithaka_client.bench.plan import Plan
 from ithaka_client.protocol import MAX_MESSAGE_BYTES, SUBPROTOCOL, TOKEN_SUBPROTOCOL_PREFIX, parse_frame
 
 OPEN_TIMEOUT_S = 20.0
@@ -25,8 +26,8 @@ class Carrier(Protocol):
 
     async def send(self, message: str) -> None: ...
 
-    async def receive(self) -> str | bytes | None:
-        """A text message, an access unit, or None when the connection is over."""
+    async def receive(self) -> str | AccessUnit | None:
+        """A text message, a picture, or None when the connection is over. Raises ProtocolError."""
         ...
 
     async def close(self) -> None: ...
@@ -50,35 +51,35 @@ class WebSocketCarrier:
         assert self._socket is not None
         await self._socket.send(message)
 
-    async def receive(self) -> str | bytes | None:
+    async def receive(self) -> str | AccessUnit | None:
         assert self._socket is not None
         try:
             message = await self._socket.recv()
         except ConnectionClosed:
             return None
-        return message if isinstance(message, str) else parse_frame(message).payload
+        return message if isinstance(message, str) else numbered_h264(parse_frame(message).payload)
 
     async def close(self) -> None:
         if self._socket is not None:
             await self._socket.close()
 
 
-OpenCarrier = Callable[[TransportName, str, str, str], Carrier]
-"""Of a transport, the server's URL, a session's path and its token; as ``carrier_of``."""
+OpenCarrier = Callable[[Plan, str, str], Carrier]
+"""Of a plan, a session's path and its token; as ``carrier_of``."""
 
 
-def carrier_of(transport: TransportName, url: str, session_path: str, token: str) -> Carrier:
+def carrier_of(plan: Plan, session_path: str, token: str) -> Carrier:
     """Raises ImportError, saying what to install, where WebRTC is not there."""
-    if transport == "websocket":
-        return WebSocketCarrier(url, session_path, token)
+    if plan.transport == "websocket":
+        return WebSocketCarrier(plan.url, session_path, token)
     try:
         from ithaka_client.bench.webrtc_carrier import WebRtcCarrier
     except ImportError as error:
         raise ImportError(f"WebRTC needs `pip install ithaka-client[bench]` ({error})") from error
-    return WebRtcCarrier(url, session_path, token, has_track=transport == "webrtc")
+    return WebRtcCarrier(plan.url, session_path, token, codec=plan.codec if plan.transport == "webrtc" else None)
 
 
-async def read_within(carrier: Carrier, timeout_s: float) -> str | bytes | None:
+async def read_within(carrier: Carrier, timeout_s: float) -> str | AccessUnit | None:
     """``receive`` with an end to it. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
         return await carrier.receive()

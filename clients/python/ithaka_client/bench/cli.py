@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ithaka_client.bench.load import run
-from ithaka_client.bench.plan import TRANSPORTS, Plan
+from ithaka_client.bench.plan import CODECS, TRANSPORTS, Plan
 from ithaka_client.bench.report import as_json, as_svg, as_table
 from ithaka_client.errors import UsageError
 
@@ -20,6 +20,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     bench.add_argument("--model", required=True)
     bench.add_argument("--sessions", type=int, default=1)
     bench.add_argument("--transport", choices=TRANSPORTS, default="websocket")
+    bench.add_argument("--codec", choices=CODECS, default="h264", help="of the track of --transport webrtc")
     bench.add_argument("--delivery", choices=("lossless", "live"), default="lossless")
     bench.add_argument("--seconds", type=float, default=20.0, help="of each session, from its hello on")
     bench.add_argument("--controls", type=float, default=10.0, metavar="PER_S", help="control messages a second; 0 for none")
@@ -40,6 +41,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         duration_s=arguments.seconds,
         controls_per_s=arguments.controls,
         decodes=not arguments.no_decode,
+        codec=arguments.codec,
     )
     if (problem := plan.problem()) is not None:
         raise UsageError(problem)

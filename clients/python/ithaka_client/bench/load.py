@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 
 from ithaka_client.api import Api, SessionInfo
+from ithaka_client.bench.access_unit import AccessUnit
 from ithaka_client.bench.account import Account, SessionResult
 from ithaka_client.bench.carriers import Carrier, OpenCarrier, carrier_of, read_within
-from ithaka_client.bench.frame_number import is_key_frame, read_frame_number
 from ithaka_client.bench.plan import Arrival, Plan
 from ithaka_client.decoder import Decoder
 from ithaka_client.errors import IthakaError, ProtocolError
@@ -73,7 +73,7 @@ class _Player:
         self._number = number
         self._chunk_frames = chunk_frames
         self._account: Account | None = None
-        self._decoder = Decoder()
+        self._decoder = Decoder(codec=plan.codec)
         self._declared_frames = 0
         self._has_begun = asyncio.Event()
 
@@ -104,7 +104,7 @@ class _Player:
         carrier: Carrier | None = None
         tasks: list[asyncio.Task[None]] = []
         try:
-            carrier = self._open_carrier(self._plan.transport, self._plan.url, f"/v1/sessions/{info.id}", info.token)
+            carrier = self._open_carrier(self._plan, f"/v1/sessions/{info.id}", info.token)
             await carrier.open()
             tasks = [asyncio.create_task(self._control(carrier)), asyncio.create_task(self._end_in_time(carrier))]
             await self._converse(carrier)
@@ -123,7 +123,7 @@ class _Player:
     async def _converse(self, carrier: Carrier) -> None:
         assert self._account is not None
         while (item := await read_within(carrier, QUIET_TIMEOUT_S)) is not None:
-            if isinstance(item, bytes):
+            if isinstance(item, AccessUnit):
                 await self._take_frame(item)
                 if carrier.acknowledges:
                     through = self._account.decoded_through
@@ -145,17 +145,13 @@ class _Player:
                 case _:
                     pass
 
-    async def _take_frame(self, unit: bytes) -> None:
+    async def _take_frame(self, unit: AccessUnit) -> None:
         assert self._account is not None
         received_at_s = time.monotonic()
-        number = read_frame_number(unit)
-        if number is None:
-            raise ProtocolError("a frame carries no number")
-        seq, control_id, generated_ns = number
         if self._plan.decodes:
-            frame = EncodedFrame(seq, seq, control_id, 0, 0, is_key_frame(unit), False, unit)
+            frame = EncodedFrame(unit.seq, unit.seq, unit.control_id, 0, 0, unit.is_key, False, unit.data)
             await asyncio.to_thread(self._decoder.decode, frame, received_at_s)
-        self._account.frame_arrived(Arrival(seq, control_id, generated_ns, time.monotonic_ns()))
+        self._account.frame_arrived(Arrival(unit.seq, unit.control_id, unit.generated_ns, time.monotonic_ns()))
 
     async def _control(self, carrier: Carrier) -> None:
         """Pointer motion, which every model may ignore and each frame names."""

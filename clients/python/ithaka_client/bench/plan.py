@@ -7,12 +7,14 @@ from typing import Literal
 
 TransportName = Literal["websocket", "datachannel", "webrtc"]
 Delivery = Literal["lossless", "live"]
+CodecName = Literal["h264", "vp8"]
+CODECS: tuple[CodecName, ...] = ("h264", "vp8")
 TRANSPORTS: tuple[TransportName, ...] = ("websocket", "datachannel", "webrtc")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``controls_per_s`` 0 sends none. ``decodes``: decode every picture, or only receive it."""
+    """``controls_per_s`` 0 sends none. ``decodes``: decode every picture, or only receive it. ``codec`` of a track."""
 
     url: str
     api_key: str | None
@@ -24,6 +26,7 @@ class Plan:
     controls_per_s: float
     decodes: bool
     start_interval_s: float = 0.1
+    codec: CodecName = "h264"
 
     def problem(self) -> str | None:
         """What can't be done, in words; None when all can."""
@@ -31,6 +34,8 @@ class Plan:
             return "sessions and seconds have to be positive, controls not negative"
         if self.transport == "webrtc" and self.delivery == "lossless":
             return "a track may lose frames; use --delivery live, or --transport datachannel"
+        if self.codec == "vp8" and self.transport != "webrtc":
+            return "VP8 comes as a track alone; use --transport webrtc"
         return None
 
 

@@ -10,11 +10,16 @@ import httpx
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpReceiver, RTCSessionDescription
 from aiortc.rtcicetransport import RTCIceTransport
 
+from ithaka_client.bench.access_unit import AccessUnit, is_key_frame, is_vp8_key_frame, numbered_h264
 from ithaka_client.bench.assembler import Assembler
-from ithaka_client.protocol import HEADER, parse_frame
+from ithaka_client.bench.numbering import Numbering
+from ithaka_client.bench.plan import CodecName
+from ithaka_client.errors import ProtocolError
+from ithaka_client.protocol import HEADER, Numbered, parse_frame, parse_message
 
 OPEN_TIMEOUT_S = 20.0
 QUEUED_ITEMS = 512
+_MIMES: dict[CodecName, str] = {"h264": "video/H264", "vp8": "video/VP8"}
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -27,17 +32,20 @@ class WebRtcCarrier:
         session_path: str,
         token: str,
         *,
-        has_track: bool,
+        codec: CodecName | None,
         reroute: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
-        """``reroute`` may lead the server's answer (SDP) another way, for networks that a test makes."""
+        """``codec`` of the track; None where frames come on the data channel. ``reroute`` may lead the server's answer (SDP)
+        another way, for networks that a test makes.
+        """
         self._reroute = reroute
-        self.acknowledges = not has_track
+        self.acknowledges = codec is None
+        self._numbering = Numbering() if codec == "vp8" else None
         self._url = url
         self._path = f"{session_path}/webrtc"
         self._token = token
         self._connection = RTCPeerConnection(RTCConfiguration([]))
-        self._items: asyncio.Queue[str | bytes | None] = asyncio.Queue(maxsize=QUEUED_ITEMS)
+        self._items: asyncio.Queue[str | AccessUnit | ProtocolError | None] = asyncio.Queue(maxsize=QUEUED_ITEMS)
         self._partial = b""
         self._opened = asyncio.Event()
         self._channel = self._connection.createDataChannel("ithaka")
@@ -45,8 +53,8 @@ class WebRtcCarrier:
         self._channel.on("message", self._arrived)
         self._channel.on("close", lambda: self._put(None))
         self._connection.on("connectionstatechange", self._state_changed)
-        if has_track:
-            self._take_track()
+        if codec is not None:
+            self._take_track(codec)
 
     async def open(self) -> None:
         connection = self._connection
@@ -71,35 +79,57 @@ class WebRtcCarrier:
         if self._channel.readyState == "open":
             self._channel.send(message)
 
-    async def receive(self) -> str | bytes | None:
-        return await self._items.get()
+    async def receive(self) -> str | AccessUnit | None:
+        item = await self._items.get()
+        if isinstance(item, ProtocolError):
+            raise item
+        return item
 
     async def close(self) -> None:
         await self._connection.close()
 
-    def _take_track(self) -> None:
+    def _take_track(self, codec: CodecName) -> None:
         transceiver = self._connection.addTransceiver("video", direction="recvonly")
         capabilities = RTCRtpReceiver.getCapabilities("video")
         assert capabilities is not None
-        wanted = [codec for codec in capabilities.codecs if codec.mimeType in ("video/H264", "video/rtx")]
-        transceiver.setCodecPreferences(wanted)
+        transceiver.setCodecPreferences([one for one in capabilities.codecs if one.mimeType in (_MIMES[codec], "video/rtx")])
         # aiortc's own buffer gives a frame away only when the next one has begun, which is one frame too late.
-        transceiver.receiver._RTCRtpReceiver__jitter_buffer = Assembler(self._put)  # type: ignore[attr-defined]
+        assembler = Assembler(self._picture_came, is_key_frame if codec == "h264" else is_vp8_key_frame)
+        transceiver.receiver._RTCRtpReceiver__jitter_buffer = assembler  # type: ignore[attr-defined]
+
+    def _picture_came(self, rtp_timestamp: int, data: bytes) -> None:
+        if self._numbering is None:
+            self._put_h264(data)
+        elif (unit := self._numbering.picture_came(rtp_timestamp, data, is_key=is_vp8_key_frame(data))) is not None:
+            self._put(unit)
 
     def _arrived(self, message: str | bytes) -> None:
         if isinstance(message, str):
-            self._put(message)
+            self._message_came(message)
             return
         self._partial += message
         if len(self._partial) >= HEADER.size + int.from_bytes(self._partial[4:8], "big"):
             whole, self._partial = self._partial, b""
-            self._put(parse_frame(whole).payload)
+            self._put_h264(parse_frame(whole).payload)
+
+    def _message_came(self, text: str) -> None:
+        number = parse_message(text) if self._numbering is not None else None
+        if self._numbering is None or not isinstance(number, Numbered):
+            self._put(text)
+        elif (unit := self._numbering.number_came(number)) is not None:
+            self._put(unit)
 
     def _state_changed(self) -> None:
         if self._connection.connectionState in ("failed", "closed"):
             self._put(None)
 
-    def _put(self, item: str | bytes | None) -> None:
+    def _put_h264(self, data: bytes) -> None:
+        try:
+            self._put(numbered_h264(data))
+        except ProtocolError as error:
+            self._put(error)
+
+    def _put(self, item: str | AccessUnit | ProtocolError | None) -> None:
         if not self._items.full():
             self._items.put_nowait(item)
 

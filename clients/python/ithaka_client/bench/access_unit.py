@@ -1,11 +1,33 @@
-"""The number that the server puts into every access unit: seq, control id and generation time."""
+"""A picture as it travels, with its number: in H.264 the server puts seq, control id and generation time into the stream."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from uuid import UUID
+
+from ithaka_client.errors import ProtocolError
 
 FRAME_NUMBER_UUID = UUID("6d1f9c52-7b3e-4f8a-9a41-d3c0e85b27f6")
 _NUM_DIGITS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class AccessUnit:
+    """``generated_ns`` is the server's monotonic clock."""
+
+    seq: int
+    control_id: int
+    generated_ns: int
+    is_key: bool
+    data: bytes
+
+
+def numbered_h264(data: bytes) -> AccessUnit:
+    """Raises ProtocolError for one without a number."""
+    number = read_frame_number(data)
+    if number is None:
+        raise ProtocolError("a frame carries no number")
+    return AccessUnit(*number, is_key_frame(data), data)
 
 
 def read_frame_number(access_unit: bytes) -> tuple[int, int, int] | None:
@@ -19,6 +41,11 @@ def read_frame_number(access_unit: bytes) -> tuple[int, int, int] | None:
     except ValueError:
         return None
     return seq, control_id, generated_ns
+
+
+def is_vp8_key_frame(picture: bytes) -> bool:
+    """Whether a decoder can begin here: the first bit of the frame tag (RFC 6386, 9.1) is 0."""
+    return bool(picture) and not picture[0] & 1
 
 
 def is_key_frame(access_unit: bytes) -> bool:
