@@ -26,6 +26,8 @@ from ithaka.workers.wire import Message, WireError
 _MAX_OUTBOX = 4096
 """Commands that a child may leave unread beyond its socket's buffer; a child this far behind is taken for dead."""
 _MAX_REPORTS_PER_TURN = 256
+_CLOCK_GRAIN_S = 0.001
+"""A timer may fire a little early."""
 
 _log = structlog.get_logger()
 
@@ -245,7 +247,10 @@ class ChildProcess:
     # -- how it is judged ----------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        self._timer = self._loop.call_later(self._limits.heartbeat_interval_s, self._judge)
+        """Look again when there may be something to see, not at every heartbeat."""
+        limits = self._limits
+        due_s = self._vitals.due_s(silence_s=limits.heartbeat_timeout_s, stall_s=limits.step_timeout_s)
+        self._timer = self._loop.call_at(due_s + _CLOCK_GRAIN_S, self._judge)
 
     def _judge(self) -> None:
         # This loop may have been the late one: what lies in the socket counts before the clock does.

@@ -303,7 +303,7 @@ async def _let_last_words_out(daemon: Daemon) -> None:
 
 async def _stop_http(daemon: Daemon, serving: asyncio.Task[None]) -> None:
     """uvicorn's own order, with an end to it: connections that do not close are cut."""
-    daemon.http.should_exit = True
+    daemon.http.leave()
     await asyncio.wait({serving}, timeout=HTTP_GRACE_S)
     daemon.http.abort_connections()
     await asyncio.wait({serving})

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together."""
+TICK_S = 1.0
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -73,6 +74,19 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._head_timeout_s = head_timeout_s
         self.is_listening = asyncio.Event()
+        self._is_leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """Take no more connections and close those there are; ``serve`` returns then."""
+        self.should_exit = True
+        self._is_leaving.set()
+
+    async def main_loop(self) -> None:
+        """A turn a second, for the date in the headers of answers; uvicorn's own has ten, to see whether it should exit."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._is_leaving.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

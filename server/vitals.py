@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,6 +35,10 @@ class Vitals:
             self.moved_s = now_s
         self.progress = progress
         self.busy = busy
+
+    def due_s(self, *, silence_s: float, stall_s: float) -> float:
+        """Until then the verdict stays well, whether or not anything more is heard; arguments as of ``verdict``."""
+        return min(self.heard_s + silence_s, self.moved_s + stall_s if self.busy else math.inf)
 
     def verdict(self, now_s: float, *, silence_s: float, stall_s: float) -> Verdict:
         """``silence_s``: how long may pass without a heartbeat; ``stall_s``: how long a busy child may stand still."""

@@ -48,6 +48,20 @@ def test_progress_keeps_a_child_well(beats: list[tuple[float, bool]]) -> None:
         assert _verdict(vitals, now + 1.0) is Verdict.WELL
 
 
+@given(
+    beats=st.lists(st.tuples(st.floats(0.01, 4), st.integers(0, 2), st.booleans()), max_size=20),
+    later_s=st.floats(0, 10),
+)
+def test_nothing_can_be_seen_before_it_is_due(beats: list[tuple[float, int, bool]], later_s: float) -> None:
+    now, vitals = 0.0, Vitals.born(0.0)
+    for gap_s, progress, busy in beats:
+        now += gap_s
+        vitals.beat(now, progress=progress, busy=busy)
+        due_s = vitals.due_s(silence_s=SILENCE_S, stall_s=STALL_S)
+        if abs(now + later_s - due_s) > 1e-6:
+            assert (_verdict(vitals, now + later_s) is Verdict.WELL) == (now + later_s < due_s)
+
+
 def test_backoff_doubles_up_to_its_maximum_and_ends() -> None:
     backoff = Backoff(first_s=0.25, max_s=1.5, max_failures=5)
     assert backoff.delay_s == 0.25

@@ -217,7 +217,7 @@ async def test_a_connection_that_is_open_when_the_server_goes(server: Served) ->
     session = await server.create()
     async with server.connect(session) as client:
         await streaming(server, client)
-        server.daemon.http.should_exit = True
+        server.daemon.http.leave()
         assert await client.refused() == ("server_stopping", 1001)
         assert client.socket.close_reason == "server_stopping"
 
