@@ -176,8 +176,9 @@ def test_a_refinement_writes_its_candidates(tmp_path: Path) -> None:
     assert torch.equal(world.transformer.proj_out.weight, decoder.transformer.proj_out.weight)
     drawn = decoder.autoencoder.state_dict()
     assert not torch.equal(world.autoencoder.state_dict()["decoder.0.weight"], drawn["decoder.0.weight"])
-    for name, tensor in drawn.items():
-        assert torch.equal(tensor, refined.autoencoder.state_dict()[name])
+    kept = reach_beyond(world.autoencoder, decoder.autoencoder, 1.3).state_dict()
+    for name, tensor in refined.autoencoder.state_dict().items():
+        torch.testing.assert_close(tensor, kept[name], rtol=2e-3, atol=1e-4)
     assert torch.equal(world.starts.latents, refined.starts.latents)
     assert "stage 1: 1 steps at share 1.0" in log
 
