@@ -36,11 +36,13 @@ class ViewerCursor:
     """Begins at the next key frame after ``after_seq``; one that falls behind what is kept skips to the oldest key frame there
     is.
 
-    ``skipped``: frames between its first and its latest that it never got.
+    ``show_from_seq``: what comes before it is for decoding only. ``skipped``: frames between its first and its latest that it
+    never got.
     """
 
-    def __init__(self, after_seq: int) -> None:
+    def __init__(self, after_seq: int, show_from_seq: int) -> None:
         self._after_seq = after_seq
+        self._show_from_seq = show_from_seq
         self._is_decoding = False
         self.skipped = 0
 
@@ -56,7 +58,7 @@ class ViewerCursor:
             self.skipped += frame.header.seq - self._after_seq - 1
         self._is_decoding = True
         self._after_seq = frame.header.seq
-        return frame, False
+        return frame, frame.header.seq < self._show_from_seq
 
 
 class LiveCursor:
@@ -64,7 +66,8 @@ class LiveCursor:
     skips to the newest key frame within them, and asks for one where there is none.
 
     ``acknowledges``: the other side says what it decoded, so what is in flight is bounded likewise: pictures that wait in a
-    socket are late too. ``catch_up_through``: no lag before this frame, for one that begins with a picture that stands.
+    socket are late too. ``catch_up_through``: the picture that stands, for one that begins with it; what leads to it is no lag,
+    and for decoding only.
     ``skipped``: frames that were encoded and that it never got, from its first one on.
     """
 
@@ -101,7 +104,7 @@ class LiveCursor:
         self._after_seq = seq
         if self._is_controller:
             flow.delivery.sent(seq)
-        return frame, False
+        return frame, seq < self._catch_up_through
 
     def _in_flight(self, flow: FrameFlow) -> int:
         """Of this connection: what an earlier one sent is not on its way any more, and a track's is never acknowledged."""
@@ -162,7 +165,7 @@ def controller_cursor(
 def viewer_cursor(flow: FrameFlow, key_frame_wanted: Callable[[], None]) -> Cursor:
     if flow.is_live:
         return _live_cursor(flow, "viewer", key_frame_wanted, acknowledges=False)
-    return ViewerCursor(_begin_after(flow, key_frame_wanted))
+    return ViewerCursor(_begin_after(flow, key_frame_wanted), flow.delivery.generated_through)
 
 
 def _live_cursor(flow: FrameFlow, role: Role, key_frame_wanted: Callable[[], None], *, acknowledges: bool) -> LiveCursor:

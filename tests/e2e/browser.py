@@ -47,6 +47,12 @@ def running_chromium(*more: str) -> Iterator[Browser]:
             browser.close()
 
 
+def barcode_in(picture: Image.Image, width: int, height: int) -> Barcode | None:
+    """What a session's picture says, at whatever size it was taken."""
+    luma = picture.convert("L").resize((width, height), Image.Resampling.NEAREST)
+    return read(np.asarray(ImageOps.autocontrast(luma)))
+
+
 class WatchedPage:
     """A page whose errors are a test's failure, unless the test foresees them."""
 
@@ -95,8 +101,7 @@ class WatchedPage:
         """What the picture on the screen says; one that is dimmed is stretched to full contrast."""
         for _ in range(5):  # one that was taken between two layouts of the page can't be read
             picture = Image.open(io.BytesIO(self.page.locator(shown_in).screenshot()))
-            luma = picture.convert("L").resize((width, height), Image.Resampling.NEAREST)
-            barcode = read(np.asarray(ImageOps.autocontrast(luma)))
+            barcode = barcode_in(picture, width, height)
             if barcode is not None:
                 return barcode
         raise AssertionError("no barcode is shown")

@@ -16,7 +16,7 @@ async ({ model, waitFor, timeoutMs }) => {
     // How this side reaches the other, where WebRTC does.
     const note = async () => {
       if (seen.carrier !== "webrtc") return;
-      const stats = await session.track.peer.getStats();
+      const stats = await session.track.link.peer.getStats();
       const pair = [...stats.values()].find(({ type, nominated }) => type === "candidate-pair" && nominated);
       const { candidateType, relayProtocol } = stats.get(pair.localCandidateId);
       seen.path = { type: candidateType, ...(relayProtocol ? { relayProtocol } : {}) };

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import benchmarks
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -24,7 +25,7 @@ new Promise((resolve) => {
   look();
 })
 """
-READ_ALL_BARCODES = (Path(__file__).parent / "read_all_barcodes.js").read_text()
+READ_ALL_BARCODES = (Path(benchmarks.__file__).parent / "read_all_barcodes.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +63,16 @@ def test_pictures_are_shown_and_their_delivery_is_confirmed(
     expect(watched.page.locator("#phase")).to_have_text("Ended")
 
 
+@pytest.mark.parametrize("carrier", ["websocket", "datachannel"])
 @pytest.mark.parametrize(("model", "pacing"), [("numbers", "unpaced"), ("chunks", "unpaced"), ("chunks", "media")])
-def test_every_barcode_arrives_once_in_order(watched: WatchedPage, daemon: RunningDaemon, model: str, pacing: str) -> None:
+def test_every_barcode_arrives_once_in_order(
+    watched: WatchedPage, daemon: RunningDaemon, model: str, pacing: str, carrier: str
+) -> None:
     """The client library in the page, with pictures handed to the page instead of a canvas."""
     watched.open(daemon.url)
-    result = watched.evaluate(READ_ALL_BARCODES, {"model": model, "pacing": pacing, "maxFrames": 96})
+    wish = {"model": model, "pacing": pacing, "maxFrames": 96, "carrier": carrier}
+    result = watched.evaluate(READ_ALL_BARCODES, wish)
+    assert result["carriers"] == [[carrier, None]]
     assert result["numbers"] == list(range(1, 97)) == result["seqs"]
     assert result["error"] is None and result["outcome"]["delivered"] is True
 

@@ -35,10 +35,7 @@ def session(daemon: RunningDaemon) -> Iterator[dict[str, Any]]:
     delete(daemon, created)
 
 
-@contextlib.asynccontextmanager
-async def played(daemon: RunningDaemon, session: dict[str, Any]) -> AsyncIterator[RtcPeer]:
-    """The controller, with a track."""
-
+def answering(daemon: RunningDaemon, session: dict[str, Any]) -> Callable[[str], Awaitable[str]]:
     async def exchange(offer: str) -> str:
         async with httpx.AsyncClient(base_url=daemon.url, trust_env=False) as http:
             body = {"type": "offer", "sdp": offer}
@@ -46,7 +43,13 @@ async def played(daemon: RunningDaemon, session: dict[str, Any]) -> AsyncIterato
             assert answer.status_code == 201, answer.text
             return str(answer.json()["sdp"])
 
-    async with connected(exchange, with_video=True) as peer:
+    return exchange
+
+
+@contextlib.asynccontextmanager
+async def played(daemon: RunningDaemon, session: dict[str, Any]) -> AsyncIterator[RtcPeer]:
+    """The controller, with a track."""
+    async with connected(answering(daemon, session), with_video=True) as peer:
         await peer.greet()
         yield peer
 
@@ -273,6 +276,44 @@ async def test_a_peer_that_falls_silent_is_given_up_long_before_ice_notices(
         assert peer.connection.connectionState == "connected", "nobody told this side, and ICE waits"
     async with played(daemon, session) as peer:
         assert (await peer.picture()).key_frame
+
+
+async def test_a_peer_that_falls_silent_on_the_data_channel_alone_is_given_up_too(daemon: RunningDaemon) -> None:
+    """Without a track nobody reports once a second; the daemon asks instead."""
+    session = create(daemon)
+    try:
+        async with connected(answering(daemon, session)) as peer:
+            await peer.greet()
+            seq = (await peer.frame()).seq
+            await peer.say("ack", received_through=seq, decoded_through=seq)
+            peer.fall_silent()
+            async with asyncio.timeout(20):
+                await until_state(daemon, session, "detached")
+            assert peer.connection.connectionState == "connected", "nobody told this side, and ICE waits"
+    finally:
+        delete(daemon, session)
+
+
+async def test_whoever_comes_back_by_websocket_need_not_wait_until_the_silent_peer_is_given_up(daemon: RunningDaemon) -> None:
+    session = create(daemon)
+    address = daemon.url.replace("http", "ws", 1) + session["stream_path"]
+    protocols = [Subprotocol("ithaka.v1"), Subprotocol(f"ithaka.token.{session['token']}")]
+    try:
+        async with connected(answering(daemon, session)) as peer:
+            await peer.greet()
+            await peer.frame()
+            peer.fall_silent()
+            codes = set()
+            async with asyncio.timeout(20):
+                while True:
+                    async with websockets.connect(address, subprotocols=protocols, compression=None, proxy=None) as socket:
+                        first = json.loads(await socket.recv())
+                    if first["type"] == "hello":
+                        break
+                    codes.add(first["code"])
+            assert codes <= {"controller_connected"} and (first["role"], first["next_seq"]) == ("controller", 1)
+    finally:
+        delete(daemon, session)
 
 
 async def test_a_paused_session_loses_nobody(daemon: RunningDaemon, session: dict[str, Any]) -> None:

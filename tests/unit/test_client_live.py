@@ -13,8 +13,8 @@ from ithaka_client.protocol import EncodedFrame, EndOfStream, Hello
 HELLO = Hello(1, "s", "stream", "controller", 1, 8, "avc1", 64, 48, 16, "lossy", "m", (), False, False)
 
 
-def frame(seq: int, *, key: bool = False) -> EncodedFrame:
-    return EncodedFrame(seq, seq - 1, 0, 0, 0, key, False, b"")
+def frame(seq: int, *, key: bool = False, decode_only: bool = False) -> EncodedFrame:
+    return EncodedFrame(seq, seq - 1, 0, 0, 0, key, decode_only, b"")
 
 
 def end(last_seq: int) -> EndOfStream:
@@ -57,6 +57,14 @@ def test_it_begins_at_a_key_frame_on_every_connection() -> None:
     position.begin(HELLO)
     position.receive(frame(3, key=True))
     assert position.received_through == 9, "what was acknowledged never shrinks"
+
+
+def test_nothing_is_shown_of_what_leads_to_the_picture_that_stands() -> None:
+    position = begun()
+    for seq in (3, 4, 5):
+        position.receive(frame(seq, key=seq == 3, decode_only=seq < 5))
+    assert [position.decode(seq) for seq in (3, 4, 5)] == [False, False, True]
+    assert (position.decoded_through, position.decoded_count) == (5, 1)
 
 
 def test_order_holds() -> None:

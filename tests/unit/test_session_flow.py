@@ -133,7 +133,7 @@ def test_frames_before_the_resumed_one_are_for_decoding_only() -> None:
 def test_a_viewer_begins_at_the_next_key_frame() -> None:
     flow = flow_of()
     add(flow, 3)
-    cursor = ViewerCursor(3)
+    cursor = ViewerCursor(3, 3)
     assert cursor.take(flow) is None
     add(flow, 6, keys=frozenset({5}))
     taken = [cursor.take(flow) for _ in range(3)]
@@ -143,7 +143,7 @@ def test_a_viewer_begins_at_the_next_key_frame() -> None:
 
 def test_a_lagging_viewer_skips_to_a_key_frame_and_the_rest_is_counted() -> None:
     flow = flow_of()
-    cursor = ViewerCursor(0)
+    cursor = ViewerCursor(0, 0)
     add(flow, 8, keys=frozenset({1, 7}))
     assert cursor.take(flow) is not None
     flow.delivery.sent(8)

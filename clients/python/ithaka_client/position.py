@@ -79,6 +79,8 @@ class StreamPosition:
 class LivePosition(StreamPosition):
     """In a live stream frames may be missing; none comes twice or out of order."""
 
+    _hidden_through = 0
+
     def receive(self, frame: EncodedFrame) -> None:
         if self._expected_seq is None and not frame.is_key:
             raise ProtocolError(f"the first frame of a connection, {frame.seq}, is no key frame")
@@ -90,11 +92,15 @@ class LivePosition(StreamPosition):
             raise ProtocolError(f"frame {frame.seq} came after the stream ended at {self.end.last_seq}")
         self._expected_seq = frame.seq + 1
         self.received_through = max(self.received_through, frame.seq)
+        if frame.is_decode_only:
+            self._hidden_through = frame.seq
 
     def decode(self, seq: int) -> bool:
         if seq <= self.decoded_through:
             return False
         self.decoded_through = seq
+        if seq <= self._hidden_through:
+            return False
         self.decoded_count += 1
         return True
 

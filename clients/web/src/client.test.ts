@@ -95,4 +95,11 @@ describe("close codes", () => {
     assert.ok(wrong instanceof ProtocolError);
     assert.deepEqual([wrong.code, wrong.message], ["ack_shrunk", "Smaller."]);
   });
+
+  test("are named by the server's error where there are none", () => {
+    const taken = closeError(1006, { code: "controller_connected", message: "Another.", retryable: true });
+    assert.ok(taken instanceof StreamError && taken.closeCode === 4409);
+    const lost = closeError(1006, null, "WebRTC fell silent.");
+    assert.ok(lost instanceof ConnectionLostError && lost.message === "WebRTC fell silent.");
+  });
 });

@@ -1,9 +1,11 @@
+import type { Carrier } from "./carrier.js";
+import { ChannelRelay } from "./channel-relay.js";
 import { systemClock } from "./clock.js";
 import { apiErrorOf, ConnectionLostError, IthakaError, ProtocolError, UnsupportedError } from "./errors.js";
-import { type LiveCarrier, LiveSession, type LiveSessionEvents } from "./live-session.js";
+import { type LiveCarrier, LiveSession } from "./live-session.js";
 import { Session, type SessionEvents, type SessionInfo } from "./session.js";
 import type { Takeover } from "./takeover.js";
-import { LiveVideo } from "./webrtc.js";
+import { LiveVideo } from "./live-video.js";
 
 /** What can be served. Size and rate are null until the model was ready once. */
 export interface ModelInfo {
@@ -35,6 +37,10 @@ export interface CreateOptions {
   readonly windowFrames?: number;
   readonly maxFrames?: number;
   readonly options?: Readonly<Record<string, unknown>>;
+  /** "datachannel" tries WebRTC's, and a WebSocket where it does not come up, or breaks. Nothing is lost on either. */
+  readonly carrier?: Extract<Carrier, "websocket" | "datachannel">;
+  /** How long the data channel may take, from when the session has its place. */
+  readonly webRtcTimeoutMs?: number;
   /** Frames are shown here, in a worker; without one `frame` events carry VideoFrames. A canvas serves one session. */
   readonly canvas?: HTMLCanvasElement;
   readonly events: SessionEvents;
@@ -54,7 +60,7 @@ export interface LiveOptions {
   readonly video: HTMLVideoElement;
   /** Shows it where WebRTC does not come up, or breaks. */
   readonly canvas: HTMLCanvasElement;
-  readonly events: LiveSessionEvents;
+  readonly events: SessionEvents;
   /** How long WebRTC may take, from when the session has its place. */
   readonly webRtcTimeoutMs?: number;
   /** "websocket" does not try WebRTC. */
@@ -74,7 +80,10 @@ export interface WatchOptions {
 
 type Role = "controller" | "viewer";
 /** What opening a session needs of the wishes, whoever it is for. */
-type Shown = Pick<CreateOptions, "canvas" | "events" | "pacing" | "connectTimeoutMs" | "resumeTimeoutMs">;
+type Shown = Pick<
+  CreateOptions,
+  "canvas" | "events" | "pacing" | "carrier" | "webRtcTimeoutMs" | "connectTimeoutMs" | "resumeTimeoutMs"
+>;
 type LiveShown = Pick<LiveOptions, "video" | "canvas" | "events" | "webRtcTimeoutMs" | "carrier">;
 
 const TIMEOUT_MS = 10_000;
@@ -104,6 +113,7 @@ export class Client {
       pacing: options.pacing,
       window_frames: options.windowFrames,
     });
+    if (options.carrier !== "datachannel") options.events.carrier?.("websocket", null);
     return this.open(answer, options, "controller", false);
   }
 
@@ -140,14 +150,14 @@ export class Client {
     const sessionUrl = this.url(sessionPath(info.id)).href;
     const token = tokenOf(answer);
     const common = { info, sessionUrl, token, clock: systemClock };
-    const deadline = options.webRtcTimeoutMs === undefined ? {} : { deadlineMs: options.webRtcTimeoutMs };
+    const deadlineMs = options.webRtcTimeoutMs;
     return new LiveSession({
       ...common,
       random: Math.random,
       events: options.events,
       resumeTimeoutMs: RESUME_TIMEOUT_MS,
       openTrack:
-        options.carrier === "websocket" ? null : (events) => LiveVideo.open({ ...common, ...deadline, video: options.video, events }),
+        options.carrier === "websocket" ? null : (events) => LiveVideo.open({ ...common, deadlineMs, video: options.video, events }),
       openSocket: (events, takeover) => {
         requireWebCodecs();
         return this.open(answer, { canvas: options.canvas, events }, role, true, takeover);
@@ -163,25 +173,43 @@ export class Client {
     takeover: Takeover | null = null,
   ): Session {
     const info = readSession(answer);
+    const sessionUrl = this.url(sessionPath(info.id)).href;
+    const token = tokenOf(answer);
+    const resumeTimeoutMs = options.resumeTimeoutMs ?? RESUME_TIMEOUT_MS;
+    const openChannel = (): ChannelRelay =>
+      new ChannelRelay({
+        sessionUrl,
+        token,
+        clock: systemClock,
+        random: Math.random,
+        deadlineMs: options.webRtcTimeoutMs,
+        isQueued: info.state === "queued",
+        resumeTimeoutMs,
+        onOpen: () => options.events.carrier?.("datachannel", null),
+      });
+    const channel = options.carrier === "datachannel" ? openChannel() : null;
     return new Session({
       info,
       worker: new Worker(new URL("./decoder-worker.js", import.meta.url), { type: "module", name: `ithaka ${info.id}` }),
       order: {
         type: "open",
         streamUrl: this.streamUrl(String(answer["stream_path"])),
-        sessionUrl: this.url(sessionPath(info.id)).href,
-        token: tokenOf(answer),
+        sessionUrl,
+        token,
         canvas: options.canvas?.transferControlToOffscreen() ?? null,
+        picture: takeover?.picture ?? null,
+        channel: channel?.port ?? null,
         isPaced: !isLive && options.pacing !== "unpaced",
         isLive,
         isViewer: role === "viewer",
         isTakeover: takeover !== null,
         connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
-        resumeTimeoutMs: options.resumeTimeoutMs ?? RESUME_TIMEOUT_MS,
+        resumeTimeoutMs,
       },
       events: options.events,
       renewToken: () => this.mintToken(info.id, role).catch(nullIfRefused),
       takeover,
+      channel,
     });
   }
 

@@ -38,7 +38,7 @@ const CLIENT_GAVE_UP = 4000;
 /** The server pings every 10 s; a connection that is silent for three of them is dead, whatever the browser thinks. */
 const LONGEST_SILENCE_MS = 30_000;
 
-/** One WebSocket of a stream: opened, spoken over, lost. It never reconnects; the stream does. */
+/** One WebSocket, or one data channel, of a stream: opened, spoken over, lost. It never reconnects; the stream does. */
 export class Connection {
   private readonly socket: Socket;
   private said: ErrorReport | null = null;
@@ -61,7 +61,7 @@ export class Connection {
     this.socket.onmessage = (event) => this.receive(event.data);
     this.socket.onclose = (event) => {
       const isNormal = event.code === CLOSED_NORMALLY && this.said === null;
-      this.finish(isNormal ? null : closeError(event.code, this.said));
+      this.finish(isNormal ? null : closeError(event.code, this.said, event.reason));
     };
   }
 

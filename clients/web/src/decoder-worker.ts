@@ -1,10 +1,12 @@
 /**
- * The worker that owns the WebSocket, the decoder and the canvas of one session, so that a tab in the background keeps
+ * The worker that owns the WebSocket, or an end of the page's data channel, the decoder and the canvas of one session, so that a tab in the background keeps
  * acknowledging. Pictures are acknowledged when they are decoded, and drawn when they are due.
  */
+import { ChannelSocket } from "./channel-socket.js";
 import { systemClock } from "./clock.js";
+import type { Socket } from "./connection.js";
 import { FrameDecoder, type ReceivedFrame } from "./decoder.js";
-import { type IthakaError, reportOf } from "./errors.js";
+import { type ConnectionLostError, type IthakaError, reportOf } from "./errors.js";
 import { Presenter } from "./presenter.js";
 import type { EncodedFrame, Hello, StateChanged } from "./protocol.js";
 import { type Outcome, type Phase, Stream, type StreamListener } from "./stream.js";
@@ -36,14 +38,18 @@ class Player implements StreamListener {
   private decoder: FrameDecoder | null = null;
   private presenter: Presenter<DecodedPicture> | null = null;
   private giveToken: ((token: string | null) => void) | null = null;
+  private channel: MessagePort | null;
 
   constructor(private readonly order: Extract<ToWorker, { type: "open" }>) {
     this.context = order.canvas?.getContext("2d", { alpha: false, desynchronized: true }) ?? null;
+    this.channel = order.channel ?? null;
+    if (order.picture) this.begin(order.picture);
     this.stream = new Stream(
       {
         url: order.streamUrl,
         token: order.token,
-        openSocket: (url, protocols) => new WebSocket(url, protocols),
+        openSocket: (url, protocols): Socket => (this.channel === null ? new WebSocket(url, protocols) : new ChannelSocket(this.channel)),
+        fallBack: (lost) => this.fallBack(lost),
         clock: systemClock,
         random: Math.random,
         fetchVerdict: () => this.fetchVerdict(),
@@ -120,11 +126,23 @@ class Player implements StreamListener {
   // -- pictures ------------------------------------------------------------------------------------------------------------
 
   private openPresenter(hello: Hello): Presenter<DecodedPicture> {
-    if (this.order.canvas !== null) {
-      this.order.canvas.width = hello.width;
-      this.order.canvas.height = hello.height;
-    }
+    this.size(hello.width, hello.height);
     return new Presenter(systemClock, 1000 / hello.fps, this.order.isPaced ? hello.window : 0, (decoded) => this.show(decoded));
+  }
+
+  /** With what another carrier showed last. */
+  private begin(picture: VideoFrame): void {
+    this.size(picture.displayWidth, picture.displayHeight);
+    this.context?.drawImage(picture, 0, 0);
+    picture.close();
+  }
+
+  private size(width: number, height: number): void {
+    const { canvas } = this.order;
+    // Also to the same size it would be cleared.
+    if (canvas === null || (canvas.width === width && canvas.height === height)) return;
+    canvas.width = width;
+    canvas.height = height;
   }
 
   private receivePicture(frame: ReceivedFrame, picture: VideoFrame): void {
@@ -156,6 +174,15 @@ class Player implements StreamListener {
     this.context.drawImage(picture, 0, 0);
     picture.close();
     scope.postMessage({ type: "frame", frame: { ...shown, picture: null } });
+  }
+
+  // -- ways ----------------------------------------------------------------------------------------------------------------
+
+  private fallBack(lost: ConnectionLostError): boolean {
+    if (this.channel === null) return false;
+    this.channel = null;
+    scope.postMessage({ type: "carrier", carrier: "websocket", why: lost.message });
+    return true;
   }
 
   // -- what only the page or the HTTP side knows ---------------------------------------------------------------------------

@@ -126,10 +126,12 @@ const REFUSALS: Readonly<Record<number, readonly [string, string, boolean]>> = {
 };
 
 /**
- * The error behind a WebSocket's close code, in the server's words where it gave some.
- * An overdue answer, or a code that is not known, counts as a lost connection: it may be resumed.
+ * The error behind a WebSocket's close code, in the server's words where it gave some. A data channel has no codes: there the
+ * server's error alone names the refusal.
+ * An overdue answer, or a code that is not known, counts as a lost connection: it may be resumed. `why`: how it was lost.
  */
-export function closeError(closeCode: number, said: ErrorReport | null): IthakaError {
+export function closeError(givenCode: number, said: ErrorReport | null, why = ""): IthakaError {
+  const closeCode = givenCode in REFUSALS ? givenCode : (refusalNamed(said?.code) ?? givenCode);
   const refusal = REFUSALS[closeCode];
   if (refusal) {
     const [code, message, retryable] = refusal;
@@ -139,5 +141,11 @@ export function closeError(closeCode: number, said: ErrorReport | null): IthakaE
     return new ProtocolError(said?.message || "The server closed the stream: this client broke the protocol.", said?.code);
   }
   if (said && !said.retryable) return new StreamError(said.code, said.message, false, closeCode);
-  return new ConnectionLostError(said?.message || `The connection was lost (close code ${closeCode}).`, said?.code);
+  return new ConnectionLostError(said?.message || why || `The connection was lost (close code ${closeCode}).`, said?.code);
+}
+
+/** The close code that goes with a stable code. */
+function refusalNamed(code: string | undefined): number | null {
+  const found = Object.entries(REFUSALS).find(([, [name]]) => name === code);
+  return found === undefined ? null : Number(found[0]);
 }

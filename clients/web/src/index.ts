@@ -1,4 +1,5 @@
 /** The public surface of the web client. */
+export type { Carrier } from "./carrier.js";
 export {
   Client,
   type ClientOptions,
@@ -19,7 +20,7 @@ export {
   UnsupportedError,
   UsageError,
 } from "./errors.js";
-export { type LiveCarrier, LiveSession, type LiveSessionEvents } from "./live-session.js";
+export { type LiveCarrier, LiveSession } from "./live-session.js";
 export type { ControlChange, Hello, Numbered, StateChanged } from "./protocol.js";
 export { Session, type SessionEvents, type SessionInfo } from "./session.js";
 export type { Outcome, Phase } from "./stream.js";

@@ -7,10 +7,10 @@ import { LiveSession, type TrackCarrier } from "./live-session.js";
 import { type Hello, parseMessage } from "./protocol.js";
 import type { Session, SessionEvents } from "./session.js";
 import type { Takeover } from "./takeover.js";
-import type { LiveEvents } from "./webrtc.js";
+import type { LiveEvents } from "./live-video.js";
 
 const hello = parseMessage(JSON.stringify(HELLO)) as Hello;
-const LEFT: Takeover = { hello, keys: new HeldKeys(), lastControlId: 3, wish: "pause" };
+const LEFT: Takeover = { hello, keys: new HeldKeys(), lastControlId: 3, wish: "pause", picture: null };
 const LOST: ErrorReport = { code: "connection_lost", message: "WebRTC fell silent.", retryable: true };
 const realFetch = globalThis.fetch;
 
@@ -21,6 +21,8 @@ class FakeTrack implements TrackCarrier {
   readonly hello = hello;
   isClosed = false;
   numGivenUp = 0;
+  /** What another carrier may begin with. */
+  picture: VideoFrame | null = null;
 
   control(): number {
     return 1;
@@ -36,7 +38,7 @@ class FakeTrack implements TrackCarrier {
   }
   async giveUp(): Promise<Takeover> {
     this.numGivenUp += 1;
-    return LEFT;
+    return { ...LEFT, picture: this.picture };
   }
 }
 
@@ -235,9 +237,11 @@ describe("a live session", () => {
     assert.deepEqual([rig.told, rig.track.isClosed], [[], true]);
     const lost = new Rig("admitted");
     await settled();
+    let isFreed = false;
+    lost.track.picture = { close: () => (isFreed = true) } as unknown as VideoFrame;
     lost.trackEvents?.lost?.(LOST);
     lost.session.close();
     await settled();
-    assert.deepEqual([lost.told.slice(1), lost.takeovers], [["reconnecting"], []]);
+    assert.deepEqual([lost.told.slice(1), lost.takeovers, isFreed], [["reconnecting"], [], true]);
   });
 });

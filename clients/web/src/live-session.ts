@@ -1,18 +1,13 @@
 import { awaitAdmission, type Standing } from "./admission.js";
+import type { Carrier } from "./carrier.js";
 import type { Clock } from "./clock.js";
 import { type ErrorReport, IthakaError, reportOf, StreamError, UsageError } from "./errors.js";
 import type { ControlChange, Hello, Numbered } from "./protocol.js";
 import type { Session, SessionEvents, SessionInfo } from "./session.js";
 import type { Takeover } from "./takeover.js";
-import type { LiveEvents } from "./webrtc.js";
+import type { LiveEvents } from "./live-video.js";
 
-export type LiveCarrier = "webrtc" | "websocket";
-
-/** What a live session tells besides. */
-export interface LiveSessionEvents extends SessionEvents {
-  /** What carries the picture from now on, and why it is no track. */
-  carrier?(carrier: LiveCarrier, why: string | null): void;
-}
+export type LiveCarrier = Extract<Carrier, "webrtc" | "websocket">;
 
 /** What a live session needs of the WebRTC carrier. */
 export interface TrackCarrier {
@@ -31,7 +26,7 @@ export interface LiveParts {
   readonly info: SessionInfo;
   readonly sessionUrl: string;
   readonly token: string | null;
-  readonly events: LiveSessionEvents;
+  readonly events: SessionEvents;
   readonly clock: Clock;
   readonly random: () => number;
   /** Bounds each outage. */
@@ -158,7 +153,8 @@ export class LiveSession {
   private async takeOver(track: TrackCarrier, error: ErrorReport): Promise<void> {
     this.parts.events.phase?.("reconnecting");
     const takeover = await track.giveUp(this.parts.resumeTimeoutMs);
-    if (!this.hasEnded) this.openSocket(error.message, takeover);
+    if (this.hasEnded) takeover.picture?.close();
+    else this.openSocket(error.message, takeover);
   }
 
   private openSocket(why: string | null, takeover: Takeover | null): void {

@@ -6,7 +6,7 @@ import { LivePosition } from "./position.js";
 import type { EncodedFrame, EndOfStream, Hello } from "./protocol.js";
 
 const hello = { type: "hello", stream: "s" } as Hello;
-const frame = (seq: number, isKey = false): EncodedFrame => ({ seq, isKey, isDecodeOnly: false }) as EncodedFrame;
+const frame = (seq: number, isKey = false, isDecodeOnly = false): EncodedFrame => ({ seq, isKey, isDecodeOnly }) as EncodedFrame;
 const end = (lastSeq: number): EndOfStream => ({ type: "eos", lastSeq, count: lastSeq, reason: "ended", retryable: false });
 
 describe("a position in a live stream", () => {
@@ -39,6 +39,17 @@ describe("a position in a live stream", () => {
     position.receive(frame(5, true));
     assert.equal(position.decode(5), false);
     position.receive(frame(30, true));
+    position.begin(hello);
+    position.receive(frame(5, true));
+    assert.equal(position.receivedThrough, 30, "what was acknowledged never shrinks");
+  });
+
+  it("begins with the picture that stands, and shows nothing of what leads to it", () => {
+    const position = new LivePosition();
+    position.begin(hello);
+    for (const seq of [3, 4, 5]) position.receive(frame(seq, seq === 3, seq < 5));
+    assert.deepEqual([3, 4, 5].map((seq) => position.decode(seq)), [false, false, true]);
+    assert.deepEqual([position.decodedThrough, position.decodedCount], [5, 1]);
   });
 
   it("is complete when all that came is decoded, whatever the last frame was", () => {

@@ -228,6 +228,9 @@ export function buildPong(id: number): string {
   return JSON.stringify({ type: "pong", id });
 }
 
+/** Answers no ping, since their ids begin at 1: it says nothing, and shows whether anybody is there to take it. */
+export const PROBE = buildPong(0);
+
 export type Wish = "pause" | "play" | "end";
 
 export function buildWish(wish: Wish): string {

@@ -31,7 +31,12 @@ class FakeWorker implements SessionWorker {
   }
 }
 
-function open(events: SessionEvents = {}, token: string | null = null, takeover: Takeover | null = null): { session: Session; worker: FakeWorker } {
+function open(
+  events: SessionEvents = {},
+  token: string | null = null,
+  takeover: Takeover | null = null,
+  channel: { giveUp(): void } | null = null,
+): { session: Session; worker: FakeWorker } {
   const worker = new FakeWorker();
   const session = new Session({
     info: { id: "abc", state: "admitted", model: "numbers", seed: 1, prompt: "", width: 128, height: 64, fps: 16, queuePosition: null },
@@ -49,6 +54,7 @@ function open(events: SessionEvents = {}, token: string | null = null, takeover:
     events,
     renewToken: async () => token,
     takeover,
+    channel,
   });
   return { session, worker };
 }
@@ -110,12 +116,20 @@ describe("a session", () => {
   test("that takes another carrier's place goes on with its controls, and tells what is held", () => {
     const keys = new HeldKeys();
     keys.apply(7, { pressed: ["KeyW"] });
-    const { session, worker } = open({}, null, { hello: hello(), keys, lastControlId: 7, wish: "pause" });
+    const { session, worker } = open({}, null, { hello: hello(), keys, lastControlId: 7, wish: "pause", picture: null });
     assert.deepEqual(worker.got.at(-1), { type: "wish", wish: "pause" });
     assert.equal(session.control({ pressed: ["KeyA"] }), 8);
     worker.say({ type: "connected", hello: hello(), numConnections: 2 });
     const told = worker.sent.at(-1) as Record<string, unknown>;
     assert.deepEqual([told["control_id"], told["pressed"]], [9, ["KeyA", "KeyW"]]);
+  });
+
+  test("gives the data channel's place back when the WebSocket goes on, and says why", () => {
+    const told: unknown[] = [];
+    const channel = { giveUp: () => told.push("given up") };
+    const { worker } = open({ carrier: (carrier, why) => told.push([carrier, why]) }, null, null, channel);
+    worker.say({ type: "carrier", carrier: "websocket", why: "WebRTC fell silent." });
+    assert.deepEqual(told, ["given up", ["websocket", "WebRTC fell silent."]]);
   });
 
   test("that was left says nothing more", () => {

@@ -1,3 +1,4 @@
+import type { Carrier } from "./carrier.js";
 import { type ErrorReport, IthakaError, UsageError } from "./errors.js";
 import { HeldKeys } from "./held-keys.js";
 import { buildControl, type ControlChange, type Hello, type StateChanged, type Wish } from "./protocol.js";
@@ -24,6 +25,8 @@ export interface SessionEvents {
   /** `numConnections` is 1 plus the number of resumes. */
   connected?(hello: Hello, numConnections: number): void;
   state?(state: StateChanged): void;
+  /** What carries the session from now on, and why it is not what was wanted. */
+  carrier?(carrier: Carrier, why: string | null): void;
   /** Without a canvas `frame.picture` is a VideoFrame that the handler closes. */
   frame?(frame: FrameShown): void;
   /** The last event. `error` is null after a regular end. */
@@ -46,6 +49,8 @@ export interface SessionParts {
   readonly renewToken: () => Promise<string | null>;
   /** What another carrier left. */
   readonly takeover?: Takeover | null;
+  /** Where the order names a channel. */
+  readonly channel?: { giveUp(): void } | null;
 }
 
 /** A session as a page uses it: it shows frames in its canvas and takes controls. Made by `Client.createSession`. */
@@ -55,6 +60,7 @@ export class Session {
   private readonly worker: SessionWorker;
   private readonly events: SessionEvents;
   private readonly renewToken: () => Promise<string | null>;
+  private readonly channel: { giveUp(): void } | null;
   private readonly keys: HeldKeys;
   private lastControlId: number;
   private hasEnded = false;
@@ -64,12 +70,14 @@ export class Session {
     this.worker = parts.worker;
     this.events = parts.events;
     this.renewToken = parts.renewToken;
+    this.channel = parts.channel ?? null;
     this.hello = parts.takeover?.hello ?? null;
     this.keys = parts.takeover?.keys ?? new HeldKeys();
     this.lastControlId = parts.takeover?.lastControlId ?? 0;
     this.worker.onmessage = (event) => this.receive(event.data);
     this.worker.onerror = (event) => this.fail(event.message || "the worker could not be loaded");
-    this.worker.postMessage(parts.order, parts.order.canvas === null ? [] : [parts.order.canvas]);
+    const { canvas, picture, channel } = parts.order;
+    this.worker.postMessage(parts.order, [canvas, picture, channel].filter((part) => part != null));
     if (parts.takeover?.wish) this.want(parts.takeover.wish);
   }
 
@@ -128,6 +136,10 @@ export class Session {
         break;
       case "state":
         this.events.state?.(message.state);
+        break;
+      case "carrier":
+        this.channel?.giveUp();
+        this.events.carrier?.(message.carrier, message.why);
         break;
       case "frame":
         this.keys.confirm(message.frame.controlId);

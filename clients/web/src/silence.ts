@@ -1,24 +1,31 @@
 import type { Clock } from "./clock.js";
 
 const LOOK_INTERVAL_MS = 250;
+/** What a look counts at most: where everything stood still, this page too, what came meanwhile is not read yet. */
+const LONGEST_LOOK_MS = 1_000;
+const ASK_AFTER_MS = 500;
 
-/** Watches a count that grows while something arrives, and tells once when it has not grown for `longestMs`. */
+export interface SilenceParts {
+  readonly clock: Clock;
+  readonly longestMs: number;
+  /** Grows while something arrives. */
+  readonly readCount: () => Promise<number>;
+  /** Makes the other side send something, if it is there: it may have nothing to say by itself. */
+  readonly ask: () => void;
+  readonly onSilent: () => void;
+}
+
+/** Watches what arrives: asks where nothing does, again and again, and tells once when nothing has for `longestMs`. */
 export class SilenceWatch {
   private cancelLook: () => void = () => {};
   private isOn = false;
 
-  constructor(
-    private readonly clock: Clock,
-    private readonly longestMs: number,
-    private readonly readCount: () => Promise<number>,
-    private readonly onSilent: () => void,
-  ) {}
+  constructor(private readonly parts: SilenceParts) {}
 
-  /** Begins to count the silence now; without effect while it is on. */
+  /** Begins to count the silence now. */
   start(): void {
-    if (this.isOn) return;
     this.isOn = true;
-    this.look(Number.NaN, this.clock.now());
+    this.look(Number.NaN, 0, this.parts.clock.now());
   }
 
   stop(): void {
@@ -26,18 +33,20 @@ export class SilenceWatch {
     this.cancelLook();
   }
 
-  private look(before: number, grewAt: number): void {
-    this.cancelLook = this.clock.after(LOOK_INTERVAL_MS, () => {
-      void this.readCount().then((count) => {
+  private look(before: number, beforeMs: number, lookedAt: number): void {
+    const { clock, longestMs, readCount, ask, onSilent } = this.parts;
+    this.cancelLook = clock.after(LOOK_INTERVAL_MS, () => {
+      void readCount().then((count) => {
         if (!this.isOn) return;
-        const now = this.clock.now();
-        const hasGrown = count > before;
-        if (!hasGrown && now - grewAt >= this.longestMs) {
+        const now = clock.now();
+        const silentMs = count > before ? 0 : beforeMs + Math.min(now - lookedAt, LONGEST_LOOK_MS);
+        if (silentMs >= longestMs) {
           this.stop();
-          this.onSilent();
-        } else {
-          this.look(count, hasGrown ? now : grewAt);
+          onSilent();
+          return;
         }
+        if (silentMs >= ASK_AFTER_MS) ask();
+        this.look(count, silentMs, now);
       });
     });
   }

@@ -21,8 +21,10 @@ class Rig implements StreamListener {
   numFlushes = 0;
   verdict: StateChanged | null = null;
   token: string | null = null;
+  /** Why the first way was left, where there are two. */
+  left: string | null = null;
 
-  constructor({ isViewer = false, isTakeover = false } = {}) {
+  constructor({ isViewer = false, isTakeover = false, hasTwoWays = false } = {}) {
     this.stream = new Stream(
       {
         isViewer,
@@ -37,6 +39,11 @@ class Rig implements StreamListener {
         random: () => 0,
         fetchVerdict: async () => this.verdict,
         renewToken: async () => this.token,
+        fallBack: (lost) => {
+          if (!hasTwoWays || this.left !== null) return false;
+          this.left = lost.message;
+          return true;
+        },
         connectTimeoutMs: 60_000,
         resumeTimeoutMs: 30_000,
       },
@@ -374,5 +381,43 @@ describe("a stream that takes another carrier's place", () => {
       if (rig.ended === null) rig.socket.drop();
     }
     assert.equal(rig.ended?.error?.code, "connection_lost");
+  });
+});
+
+describe("a stream with two ways", () => {
+  test("takes the second at once where the first does not come up", () => {
+    const rig = new Rig({ hasTwoWays: true });
+    rig.socket.onclose?.({ code: 1006, reason: "WebRTC did not come up in time." } as CloseEvent);
+    assert.deepEqual([rig.sockets.length, rig.left, rig.ended], [2, "WebRTC did not come up in time.", null]);
+    rig.socket.say(HELLO);
+    rig.sendFrames(1, 3);
+    assert.deepEqual([rig.shown, rig.phases], [upTo(3), ["connecting", "connected"]]);
+    rig.reconnect();
+    assert.equal(rig.sockets.length, 3);
+  });
+
+  test("resumes by the second where the first breaks, and shows each frame once", () => {
+    const rig = new Rig({ hasTwoWays: true });
+    rig.socket.say(HELLO);
+    rig.sendFrames(1, 6);
+    rig.reconnect();
+    assert.match(rig.left ?? "", /lost/);
+    rig.sendFrames(7, 9);
+    assert.deepEqual([rig.shown, rig.sent("resume").at(-1)?.["next_seq"]], [upTo(9), 7]);
+  });
+
+  test("takes none where the first refused it, or ended", async () => {
+    const refused = new Rig({ hasTwoWays: true });
+    refused.socket.say({ type: "error", code: "model_unavailable", message: "No.", retryable: false });
+    refused.socket.drop();
+    assert.deepEqual([refused.sockets.length, refused.ended?.error?.code], [1, "model_unavailable"]);
+    const ended = new Rig({ hasTwoWays: true });
+    ended.socket.say(HELLO);
+    ended.sendFrames(1, 2);
+    ended.socket.say({ type: "eos", last_seq: 2, count: 2, reason: "ended", retryable: false });
+    ended.socket.say(CLOSED);
+    ended.socket.drop();
+    await settled();
+    assert.deepEqual([ended.sockets.length, ended.left, ended.ended?.outcome.delivered], [1, null, true]);
   });
 });

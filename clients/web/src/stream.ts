@@ -57,6 +57,8 @@ export interface StreamOptions {
   readonly isViewer?: boolean;
   /** Another carrier was lost: the first connection here is a resume already, with its patience. */
   readonly isTakeover?: boolean;
+  /** Told that a connection did not come up, or broke: whether `openSocket` takes another way from now on. */
+  readonly fallBack?: (lost: ConnectionLostError) => boolean;
 }
 
 const ATTEMPT_TIMEOUT_MS = 5_000;
@@ -187,8 +189,13 @@ export class Stream implements ConnectionListener {
     this.acknowledger.stop();
     this.disarm();
     if (this.hasEnded) return;
-    if (error === null || this.finalState !== null) void this.conclude();
-    else if (wasConnected && error instanceof ConnectionLostError) this.reconnect(error);
+    if (error === null || this.finalState !== null) {
+      void this.conclude();
+      return;
+    }
+    const hasOtherWay = error instanceof ConnectionLostError && this.options.fallBack?.(error);
+    if (wasConnected && error instanceof ConnectionLostError) this.reconnect(error);
+    else if (hasOtherWay) this.connect(this.options.connectTimeoutMs);
     else if (this.delays !== null) void this.judgeRefusal(error);
     else this.end(this.outcome(this.finalState), error);
   }

@@ -7,4 +7,6 @@ export interface Takeover {
   readonly keys: HeldKeys;
   readonly lastControlId: number;
   readonly wish: Wish | null;
+  /** The last one shown, for the other to begin with; it closes it. */
+  readonly picture: VideoFrame | null;
 }

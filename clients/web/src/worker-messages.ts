@@ -1,3 +1,4 @@
+import type { Carrier } from "./carrier.js";
 import type { ErrorReport } from "./errors.js";
 import type { Hello, StateChanged, Wish } from "./protocol.js";
 import type { Outcome, Phase } from "./stream.js";
@@ -11,6 +12,10 @@ export type ToWorker =
       readonly token: string | null;
       /** Pictures are drawn here; without one they are posted. */
       readonly canvas: OffscreenCanvas | null;
+      /** Shown until the first one is there. */
+      readonly picture?: VideoFrame | null;
+      /** Leads to a data channel of the page, see `ChannelSocket`: tried before the WebSocket. */
+      readonly channel?: MessagePort | null;
       /** Show pictures when they are due, not as soon as they are decoded. */
       readonly isPaced: boolean;
       /** Frames may be missing. */
@@ -50,6 +55,8 @@ export type FromWorker =
   | { readonly type: "phase"; readonly phase: Phase }
   | { readonly type: "connected"; readonly hello: Hello; readonly numConnections: number }
   | { readonly type: "state"; readonly state: StateChanged }
+  /** Another carrier goes on, and why. */
+  | { readonly type: "carrier"; readonly carrier: Carrier; readonly why: string }
   | { readonly type: "frame"; readonly frame: FrameShown }
   | { readonly type: "token-needed" }
   | { readonly type: "ended"; readonly outcome: Outcome; readonly error: ErrorReport | null };

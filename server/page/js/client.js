@@ -1,8 +1,9 @@
+import { ChannelRelay } from "./channel-relay.js";
 import { systemClock } from "./clock.js";
 import { apiErrorOf, ConnectionLostError, IthakaError, ProtocolError, UnsupportedError } from "./errors.js";
 import { LiveSession } from "./live-session.js";
 import { Session } from "./session.js";
-import { LiveVideo } from "./webrtc.js";
+import { LiveVideo } from "./live-video.js";
 const TIMEOUT_MS = 10_000;
 const CONNECT_TIMEOUT_MS = 360_000;
 const RESUME_TIMEOUT_MS = 90_000;
@@ -30,6 +31,8 @@ export class Client {
             pacing: options.pacing,
             window_frames: options.windowFrames,
         });
+        if (options.carrier !== "datachannel")
+            options.events.carrier?.("websocket", null);
         return this.open(answer, options, "controller", false);
     }
     /**
@@ -64,13 +67,13 @@ export class Client {
         const sessionUrl = this.url(sessionPath(info.id)).href;
         const token = tokenOf(answer);
         const common = { info, sessionUrl, token, clock: systemClock };
-        const deadline = options.webRtcTimeoutMs === undefined ? {} : { deadlineMs: options.webRtcTimeoutMs };
+        const deadlineMs = options.webRtcTimeoutMs;
         return new LiveSession({
             ...common,
             random: Math.random,
             events: options.events,
             resumeTimeoutMs: RESUME_TIMEOUT_MS,
-            openTrack: options.carrier === "websocket" ? null : (events) => LiveVideo.open({ ...common, ...deadline, video: options.video, events }),
+            openTrack: options.carrier === "websocket" ? null : (events) => LiveVideo.open({ ...common, deadlineMs, video: options.video, events }),
             openSocket: (events, takeover) => {
                 requireWebCodecs();
                 return this.open(answer, { canvas: options.canvas, events }, role, true, takeover);
@@ -79,25 +82,42 @@ export class Client {
     }
     open(answer, options, role, isLive, takeover = null) {
         const info = readSession(answer);
+        const sessionUrl = this.url(sessionPath(info.id)).href;
+        const token = tokenOf(answer);
+        const resumeTimeoutMs = options.resumeTimeoutMs ?? RESUME_TIMEOUT_MS;
+        const openChannel = () => new ChannelRelay({
+            sessionUrl,
+            token,
+            clock: systemClock,
+            random: Math.random,
+            deadlineMs: options.webRtcTimeoutMs,
+            isQueued: info.state === "queued",
+            resumeTimeoutMs,
+            onOpen: () => options.events.carrier?.("datachannel", null),
+        });
+        const channel = options.carrier === "datachannel" ? openChannel() : null;
         return new Session({
             info,
             worker: new Worker(new URL("./decoder-worker.js", import.meta.url), { type: "module", name: `ithaka ${info.id}` }),
             order: {
                 type: "open",
                 streamUrl: this.streamUrl(String(answer["stream_path"])),
-                sessionUrl: this.url(sessionPath(info.id)).href,
-                token: tokenOf(answer),
+                sessionUrl,
+                token,
                 canvas: options.canvas?.transferControlToOffscreen() ?? null,
+                picture: takeover?.picture ?? null,
+                channel: channel?.port ?? null,
                 isPaced: !isLive && options.pacing !== "unpaced",
                 isLive,
                 isViewer: role === "viewer",
                 isTakeover: takeover !== null,
                 connectTimeoutMs: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
-                resumeTimeoutMs: options.resumeTimeoutMs ?? RESUME_TIMEOUT_MS,
+                resumeTimeoutMs,
             },
             events: options.events,
             renewToken: () => this.mintToken(info.id, role).catch(nullIfRefused),
             takeover,
+            channel,
         });
     }
     /** Let a session drain, or close it at once. */

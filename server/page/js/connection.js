@@ -3,7 +3,7 @@ import { buildPong, parseFrame, parseMessage, SUBPROTOCOL, TOKEN_SUBPROTOCOL_PRE
 const CLIENT_GAVE_UP = 4000;
 /** The server pings every 10 s; a connection that is silent for three of them is dead, whatever the browser thinks. */
 const LONGEST_SILENCE_MS = 30_000;
-/** One WebSocket of a stream: opened, spoken over, lost. It never reconnects; the stream does. */
+/** One WebSocket, or one data channel, of a stream: opened, spoken over, lost. It never reconnects; the stream does. */
 export class Connection {
     clock;
     listener;
@@ -23,7 +23,7 @@ export class Connection {
         this.socket.onmessage = (event) => this.receive(event.data);
         this.socket.onclose = (event) => {
             const isNormal = event.code === CLOSED_NORMALLY && this.said === null;
-            this.finish(isNormal ? null : closeError(event.code, this.said));
+            this.finish(isNormal ? null : closeError(event.code, this.said, event.reason));
         };
     }
     /** Ignored once closed: whatever was lost with a connection is made up for after the next resume. */

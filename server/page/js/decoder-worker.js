@@ -1,7 +1,8 @@
 /**
- * The worker that owns the WebSocket, the decoder and the canvas of one session, so that a tab in the background keeps
+ * The worker that owns the WebSocket, or an end of the page's data channel, the decoder and the canvas of one session, so that a tab in the background keeps
  * acknowledging. Pictures are acknowledged when they are decoded, and drawn when they are due.
  */
+import { ChannelSocket } from "./channel-socket.js";
 import { systemClock } from "./clock.js";
 import { FrameDecoder } from "./decoder.js";
 import { reportOf } from "./errors.js";
@@ -17,13 +18,18 @@ class Player {
     decoder = null;
     presenter = null;
     giveToken = null;
+    channel;
     constructor(order) {
         this.order = order;
         this.context = order.canvas?.getContext("2d", { alpha: false, desynchronized: true }) ?? null;
+        this.channel = order.channel ?? null;
+        if (order.picture)
+            this.begin(order.picture);
         this.stream = new Stream({
             url: order.streamUrl,
             token: order.token,
-            openSocket: (url, protocols) => new WebSocket(url, protocols),
+            openSocket: (url, protocols) => (this.channel === null ? new WebSocket(url, protocols) : new ChannelSocket(this.channel)),
+            fallBack: (lost) => this.fallBack(lost),
             clock: systemClock,
             random: Math.random,
             fetchVerdict: () => this.fetchVerdict(),
@@ -87,11 +93,22 @@ class Player {
     }
     // -- pictures ------------------------------------------------------------------------------------------------------------
     openPresenter(hello) {
-        if (this.order.canvas !== null) {
-            this.order.canvas.width = hello.width;
-            this.order.canvas.height = hello.height;
-        }
+        this.size(hello.width, hello.height);
         return new Presenter(systemClock, 1000 / hello.fps, this.order.isPaced ? hello.window : 0, (decoded) => this.show(decoded));
+    }
+    /** With what another carrier showed last. */
+    begin(picture) {
+        this.size(picture.displayWidth, picture.displayHeight);
+        this.context?.drawImage(picture, 0, 0);
+        picture.close();
+    }
+    size(width, height) {
+        const { canvas } = this.order;
+        // Also to the same size it would be cleared.
+        if (canvas === null || (canvas.width === width && canvas.height === height))
+            return;
+        canvas.width = width;
+        canvas.height = height;
     }
     receivePicture(frame, picture) {
         if (this.stream.confirm(frame.seq)) {
@@ -122,6 +139,14 @@ class Player {
         this.context.drawImage(picture, 0, 0);
         picture.close();
         scope.postMessage({ type: "frame", frame: { ...shown, picture: null } });
+    }
+    // -- ways ----------------------------------------------------------------------------------------------------------------
+    fallBack(lost) {
+        if (this.channel === null)
+            return false;
+        this.channel = null;
+        scope.postMessage({ type: "carrier", carrier: "websocket", why: lost.message });
+        return true;
     }
     // -- what only the page or the HTTP side knows ---------------------------------------------------------------------------
     async fetchVerdict() {

@@ -1,4 +1,3 @@
-/** The public surface of the web client. */
 export { Client, } from "./client.js";
 export { Controls } from "./controls.js";
 export { ApiError, ConnectionLostError, DecodeError, IthakaError, ProtocolError, StreamError, UnsupportedError, UsageError, } from "./errors.js";

@@ -115,7 +115,9 @@ export class LiveSession {
     async takeOver(track, error) {
         this.parts.events.phase?.("reconnecting");
         const takeover = await track.giveUp(this.parts.resumeTimeoutMs);
-        if (!this.hasEnded)
+        if (this.hasEnded)
+            takeover.picture?.close();
+        else
             this.openSocket(error.message, takeover);
     }
     openSocket(why, takeover) {

@@ -79,18 +79,21 @@ export class StreamPosition {
 }
 /** A position in a live stream: frames may be missing, none comes twice or out of order. */
 export class LivePosition extends StreamPosition {
+    hiddenThrough = 0;
     receive(frame) {
         if (this.expectedSeq === null && !frame.isKey) {
             throw new ProtocolError(`the first frame of a connection, ${frame.seq}, is no key frame`);
         }
-        // A viewer that comes back to a picture that stands gets its group of pictures again; decode passes over what it knows.
+        // Whoever comes back to a picture that stands gets its group of pictures again; decode passes over what it knows.
         if (frame.seq < (this.expectedSeq ?? 1)) {
             throw new ProtocolError(`frame ${frame.seq} came where ${this.expectedSeq ?? 1} or a later one was expected`);
         }
         if (this.end !== null)
             throw new ProtocolError(`frame ${frame.seq} came after the stream ended at ${this.end.lastSeq}`);
         this.expectedSeq = frame.seq + 1;
-        this.receivedThrough = frame.seq;
+        this.receivedThrough = Math.max(this.receivedThrough, frame.seq);
+        if (frame.isDecodeOnly)
+            this.hiddenThrough = frame.seq;
     }
     lacksBefore() {
         return false;
@@ -99,6 +102,8 @@ export class LivePosition extends StreamPosition {
         if (seq <= this.decodedThrough)
             return false;
         this.decodedThrough = seq;
+        if (seq <= this.hiddenThrough)
+            return false;
         this.decodedCount += 1;
         return true;
     }

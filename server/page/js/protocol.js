@@ -132,6 +132,8 @@ export function buildFin(decodedCount, lastSeq) {
 export function buildPong(id) {
     return JSON.stringify({ type: "pong", id });
 }
+/** Answers no ping, since their ids begin at 1: it says nothing, and shows whether anybody is there to take it. */
+export const PROBE = buildPong(0);
 export function buildWish(wish) {
     return JSON.stringify({ type: wish });
 }

@@ -8,6 +8,7 @@ export class Session {
     worker;
     events;
     renewToken;
+    channel;
     keys;
     lastControlId;
     hasEnded = false;
@@ -16,12 +17,14 @@ export class Session {
         this.worker = parts.worker;
         this.events = parts.events;
         this.renewToken = parts.renewToken;
+        this.channel = parts.channel ?? null;
         this.hello = parts.takeover?.hello ?? null;
         this.keys = parts.takeover?.keys ?? new HeldKeys();
         this.lastControlId = parts.takeover?.lastControlId ?? 0;
         this.worker.onmessage = (event) => this.receive(event.data);
         this.worker.onerror = (event) => this.fail(event.message || "the worker could not be loaded");
-        this.worker.postMessage(parts.order, parts.order.canvas === null ? [] : [parts.order.canvas]);
+        const { canvas, picture, channel } = parts.order;
+        this.worker.postMessage(parts.order, [canvas, picture, channel].filter((part) => part != null));
         if (parts.takeover?.wish)
             this.want(parts.takeover.wish);
     }
@@ -80,6 +83,10 @@ export class Session {
                 break;
             case "state":
                 this.events.state?.(message.state);
+                break;
+            case "carrier":
+                this.channel?.giveUp();
+                this.events.carrier?.(message.carrier, message.why);
                 break;
             case "frame":
                 this.keys.confirm(message.frame.controlId);

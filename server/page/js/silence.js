@@ -1,43 +1,40 @@
 const LOOK_INTERVAL_MS = 250;
-/** Watches a count that grows while something arrives, and tells once when it has not grown for `longestMs`. */
+/** What a look counts at most: where everything stood still, this page too, what came meanwhile is not read yet. */
+const LONGEST_LOOK_MS = 1_000;
+const ASK_AFTER_MS = 500;
+/** Watches what arrives: asks where nothing does, again and again, and tells once when nothing has for `longestMs`. */
 export class SilenceWatch {
-    clock;
-    longestMs;
-    readCount;
-    onSilent;
+    parts;
     cancelLook = () => { };
     isOn = false;
-    constructor(clock, longestMs, readCount, onSilent) {
-        this.clock = clock;
-        this.longestMs = longestMs;
-        this.readCount = readCount;
-        this.onSilent = onSilent;
+    constructor(parts) {
+        this.parts = parts;
     }
-    /** Begins to count the silence now; without effect while it is on. */
+    /** Begins to count the silence now. */
     start() {
-        if (this.isOn)
-            return;
         this.isOn = true;
-        this.look(Number.NaN, this.clock.now());
+        this.look(Number.NaN, 0, this.parts.clock.now());
     }
     stop() {
         this.isOn = false;
         this.cancelLook();
     }
-    look(before, grewAt) {
-        this.cancelLook = this.clock.after(LOOK_INTERVAL_MS, () => {
-            void this.readCount().then((count) => {
+    look(before, beforeMs, lookedAt) {
+        const { clock, longestMs, readCount, ask, onSilent } = this.parts;
+        this.cancelLook = clock.after(LOOK_INTERVAL_MS, () => {
+            void readCount().then((count) => {
                 if (!this.isOn)
                     return;
-                const now = this.clock.now();
-                const hasGrown = count > before;
-                if (!hasGrown && now - grewAt >= this.longestMs) {
+                const now = clock.now();
+                const silentMs = count > before ? 0 : beforeMs + Math.min(now - lookedAt, LONGEST_LOOK_MS);
+                if (silentMs >= longestMs) {
                     this.stop();
-                    this.onSilent();
+                    onSilent();
+                    return;
                 }
-                else {
-                    this.look(count, hasGrown ? now : grewAt);
-                }
+                if (silentMs >= ASK_AFTER_MS)
+                    ask();
+                this.look(count, silentMs, now);
             });
         });
     }

@@ -121,10 +121,15 @@ export class Stream {
         this.disarm();
         if (this.hasEnded)
             return;
-        if (error === null || this.finalState !== null)
+        if (error === null || this.finalState !== null) {
             void this.conclude();
-        else if (wasConnected && error instanceof ConnectionLostError)
+            return;
+        }
+        const hasOtherWay = error instanceof ConnectionLostError && this.options.fallBack?.(error);
+        if (wasConnected && error instanceof ConnectionLostError)
             this.reconnect(error);
+        else if (hasOtherWay)
+            this.connect(this.options.connectTimeoutMs);
         else if (this.delays !== null)
             void this.judgeRefusal(error);
         else

@@ -1,11 +1,11 @@
 /** The page: choose a world, start, look, steer, stop, and read how it ended. */
 import {
+  type Carrier,
   Client,
   Controls,
   type ErrorReport,
   type Hello,
   IthakaError,
-  type LiveCarrier,
   type LiveOptions,
   LiveSession,
   type ModelInfo,
@@ -141,14 +141,14 @@ class Page {
       ...(model.takesPrompt ? { prompt: elements.prompt.value } : {}),
     };
     const delivery = elements.delivery.value;
-    this.isLive = delivery !== "lossless";
+    this.isLive = delivery.startsWith("live");
     const shown = this.prepare();
     if (this.isLive) {
       const carrier = delivery === "live-websocket" ? "websocket" : "webrtc";
       this.session = await this.client.createLiveSession({ ...wish, ...shown, carrier });
     } else {
-      shown.events.carrier?.("websocket", null);
-      this.session = await this.client.createSession({ ...wish, canvas: shown.canvas, events: shown.events });
+      const carrier = delivery === "lossless-datachannel" ? "datachannel" : "websocket";
+      this.session = await this.client.createSession({ ...wish, canvas: shown.canvas, events: shown.events, carrier });
     }
     this.awaitPictures();
   }
@@ -186,7 +186,7 @@ class Page {
     this.render();
   }
 
-  private carry(carrier: LiveCarrier, why: string | null, shown: HTMLCanvasElement | HTMLVideoElement): void {
+  private carry(carrier: Carrier, why: string | null, shown: HTMLCanvasElement | HTMLVideoElement): void {
     showCarrier(carrier, why);
     this.pictures?.stop();
     // Where a carrier takes another's place, the last picture stays until the next one is there.

@@ -1,4 +1,4 @@
-import type { ModelInfo } from "../index.js";
+import type { Carrier, ModelInfo } from "../index.js";
 import { elements } from "./elements.js";
 import type { Figures } from "./stats.js";
 import type { Verdict } from "./words.js";
@@ -40,9 +40,11 @@ export function showVerdict(verdict: Verdict | null): void {
   elements.verdict.dataset["delivered"] = String(verdict?.isDelivered ?? false);
 }
 
-/** `why`: the reason that it is no track, where one was wanted. */
-export function showCarrier(carrier: "webrtc" | "websocket" | null, why: string | null): void {
-  elements.carrier.textContent = carrier === null ? "–" : carrier === "webrtc" ? "WebRTC" : "WebSocket";
+const CARRIERS: Readonly<Record<Carrier, string>> = { webrtc: "WebRTC", datachannel: "Data channel", websocket: "WebSocket" };
+
+/** `why`: the reason that it is not what was wanted. */
+export function showCarrier(carrier: Carrier | null, why: string | null): void {
+  elements.carrier.textContent = carrier === null ? "–" : CARRIERS[carrier];
   elements.carrier.title = why ?? "";
 }
 

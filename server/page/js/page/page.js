@@ -131,15 +131,15 @@ class Page {
             ...(model.takesPrompt ? { prompt: elements.prompt.value } : {}),
         };
         const delivery = elements.delivery.value;
-        this.isLive = delivery !== "lossless";
+        this.isLive = delivery.startsWith("live");
         const shown = this.prepare();
         if (this.isLive) {
             const carrier = delivery === "live-websocket" ? "websocket" : "webrtc";
             this.session = await this.client.createLiveSession({ ...wish, ...shown, carrier });
         }
         else {
-            shown.events.carrier?.("websocket", null);
-            this.session = await this.client.createSession({ ...wish, canvas: shown.canvas, events: shown.events });
+            const carrier = delivery === "lossless-datachannel" ? "datachannel" : "websocket";
+            this.session = await this.client.createSession({ ...wish, canvas: shown.canvas, events: shown.events, carrier });
         }
         this.awaitPictures();
     }

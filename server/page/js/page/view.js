@@ -18,9 +18,10 @@ export function showVerdict(verdict) {
     elements.verdict.textContent = verdict?.text ?? "";
     elements.verdict.dataset["delivered"] = String(verdict?.isDelivered ?? false);
 }
-/** `why`: the reason that it is no track, where one was wanted. */
+const CARRIERS = { webrtc: "WebRTC", datachannel: "Data channel", websocket: "WebSocket" };
+/** `why`: the reason that it is not what was wanted. */
 export function showCarrier(carrier, why) {
-    elements.carrier.textContent = carrier === null ? "–" : carrier === "webrtc" ? "WebRTC" : "WebSocket";
+    elements.carrier.textContent = carrier === null ? "–" : CARRIERS[carrier];
     elements.carrier.title = why ?? "";
 }
 export function showLink(link) {
