@@ -13,6 +13,7 @@ from ithaka.workers.families.base import Controls, StepInput
 from ithaka.workers.i420 import rgb_to_i420
 from tests.fused_cases import Case, draw
 from tests.gpu.fused_checks import check_fused_cases, check_fused_graphs
+from tests.gpu.process_scenarios import take_device
 from tests.process.ulysses_scenarios import RankContext
 
 FRAMES = 8
@@ -33,8 +34,7 @@ class Processes:
 
 def fused(context: RankContext) -> dict[str, Any]:
     """Every case of the fused call, then graphs with late ranks."""
-    device = torch.device("cuda", context.rank)
-    torch.cuda.set_device(device)
+    device = take_device(context)
 
     def delay(turn: int) -> None:
         if turn % (3 * context.num_ranks) == 3 * context.rank:
@@ -52,8 +52,7 @@ def fused(context: RankContext) -> dict[str, Any]:
 def compiled(context: RankContext) -> dict[str, Any]:
     """A graph by the default compiler, with values sent from memory that it would gladly use again, against eager calls."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no processes of the compiler's own
-    device = torch.device("cuda", context.rank)
-    torch.cuda.set_device(device)
+    device = take_device(context)
     splits = balanced_splits(24, context.num_ranks)
     case = Case((4096,) * context.num_ranks, splits, splits, 128, torch.bfloat16, "row", "interleaved")
     transform = draw(case, context.rank, device, 0).transform
@@ -83,8 +82,7 @@ def world(context: RankContext) -> dict[str, Any]:
     import ithaka.workers.families.wan.family  # noqa: F401 - brings packages that look for a device: not before the fork
 
     context.say("imported")
-    device = torch.device("cuda", context.rank)
-    torch.cuda.set_device(device)
+    device = take_device(context)
     if context.num_ranks == 1:
         made = _walk(device, 0, 1, None, context.options["dtype"])
     else:
