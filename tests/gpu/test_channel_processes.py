@@ -16,7 +16,7 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two 
 SAME_DEVICE = pytest.param(("cuda", (0,)), id="same device")
 OTHER_DEVICE = pytest.param(("cuda", (1,)), id="other device", marks=needs_two)
 BOTH_DEVICES = pytest.param(("cuda", (0, 1, 1)), id="both devices", marks=needs_two)
-NUM_KILLED_AT_ONCE = 8
+NUM_KILLED_AT_ONCE = 25
 
 
 @pytest.fixture
