@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -129,17 +128,15 @@ def kill(folder: Path, device: str) -> None:
 
 
 async def _kill_decode(url: str, server: psutil.Process) -> None:
-    workers = sorted(
-        (child for child in server.children() if "ithaka.workers.main" in child.cmdline()),
-        key=lambda child: child.create_time(),
-    )
+    workers = [child for child in server.children() if "ithaka.workers.main" in child.cmdline()]
+    decode = max(workers, key=lambda child: child.create_time())
     num_frames, killed_s = 0, 0.0
     try:
         async with Client(url) as client, await client.create_session("decode-apart", seed=3, pacing="unpaced") as session:
             async for _ in session.frames():
                 num_frames += 1
                 if num_frames == 30:
-                    workers[-1].kill()
+                    decode.kill()
                     killed_s = time.monotonic()
             ending = repr(session.outcome)
     except IthakaError as error:
@@ -170,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
