@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 from tests.fakes import READY, FakeEngine, payload_of
-from tests.rtc_peer import RtcPeer, connected
+from tests.rtc_peer import DEADLINE_S, RtcPeer, connected
 from tests.rtc_served import controller, exchange, until_decoded
 from tests.served import Served, config_for, served
 
@@ -47,6 +47,26 @@ async def test_every_frame_arrives_once_in_order_and_the_delivery_is_confirmed(p
             await peer.closed()
         assert (await server.look(session["id"]))["delivered"] is True
         await server.until(lambda: server.services.rtc.num_open == 0)
+
+
+async def test_a_peer_that_takes_short_messages_gets_frames_in_short_pieces() -> None:
+    async with served(engine=FakeEngine(READY, payload_bytes=100_000)) as server:
+        session = await server.create()
+        post = exchange(server, session)
+
+        async def modest(offer: str) -> str:
+            assert "a=max-message-size:262144" in offer
+            return await post(offer.replace("a=max-message-size:262144", "a=max-message-size:16384"))
+
+        async with connected(modest) as peer:
+            await peer.greet()
+            pieces: list[bytes] = []
+            async with asyncio.timeout(DEADLINE_S):
+                while sum(map(len, pieces)) < 100_040:
+                    piece = await peer.heard.get()
+                    pieces += [piece] if isinstance(piece, bytes) else []
+            assert max(map(len, pieces)) == 16_384
+            assert b"".join(pieces)[40:] == payload_of(1, 100_000)
 
 
 async def test_a_lost_connection_detaches_and_another_one_resumes() -> None:
