@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import pytest
-from benchmarks.lossy_relay import LossyRelay
-from playwright.sync_api import Browser, Route, expect
+from benchmarks.cuttable_network import CuttableNetwork, cuttable_network
+from playwright.sync_api import Browser, expect
 
 from tests.e2e.browser import DEADLINE_MS, WatchedPage, barcode_in, running_chromium
 from tests.e2e.running_daemon import RunningDaemon, running_daemon
@@ -74,47 +71,10 @@ def choose(watched: WatchedPage, frames: str) -> None:
     watched.page.get_by_role("combobox", name="Frames").select_option(frames)
 
 
-class Network:
-    """Datagrams between the page and the server pass through here, in a thread of its own, until it is cut."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.relay = LossyRelay(loss=0, delay_s=0, seed=1)
-
-    def lead(self, route: Route) -> None:
-        answer = route.fetch()
-        body = answer.json()
-        rerouted = asyncio.run_coroutine_threadsafe(self.relay.reroute(body["sdp"]), self._loop)
-        route.fulfill(response=answer, json={**body, "sdp": rerouted.result()})
-
-    def cut(self, *, both_ways: bool) -> None:
-        self.relay.down.loss = 1
-        if both_ways:
-            self.relay.up.loss = 1
-
-
 @pytest.fixture
-def network(watched: WatchedPage) -> Iterator[Network]:
-    with running_loop() as loop:
-        running = Network(loop)
-        watched.page.route(re.compile("/webrtc$"), lambda route: running.lead(route) if is_offer(route) else route.continue_())
+def network(watched: WatchedPage) -> Iterator[CuttableNetwork]:
+    with cuttable_network(watched.page) as running:
         yield running
-        asyncio.run_coroutine_threadsafe(running.relay.close(), loop).result()
-
-
-@contextmanager
-def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-
-
-def is_offer(route: Route) -> bool:
-    return route.request.method == "POST"
 
 
 def test_a_live_session_that_waits_in_line_comes_by_webrtc_once_it_has_its_place(
@@ -148,7 +108,9 @@ def test_one_that_waits_can_be_left(watched: WatchedPage, daemon: RunningDaemon)
 
 
 @pytest.mark.parametrize("both_ways", [True, False], ids=["both ways", "to the page only, so that the server hears it still"])
-def test_a_session_whose_network_is_cut_goes_on_by_websocket(watched: WatchedPage, network: Network, both_ways: bool) -> None:
+def test_a_session_whose_network_is_cut_goes_on_by_websocket(
+    watched: WatchedPage, network: CuttableNetwork, both_ways: bool
+) -> None:
     watched.start("numbers")
     carrier = watched.page.locator("#carrier")
     expect(carrier).to_have_text("WebRTC")
@@ -178,7 +140,7 @@ def test_a_session_whose_network_is_cut_goes_on_by_websocket(watched: WatchedPag
 
 @pytest.mark.parametrize("is_paused", [False, True], ids=["playing", "paused"])
 def test_no_picture_is_missing_on_the_screen_while_the_websocket_takes_over(
-    watched: WatchedPage, network: Network, is_paused: bool
+    watched: WatchedPage, network: CuttableNetwork, is_paused: bool
 ) -> None:
     watched.start("numbers")
     watched.await_number("shown", 10)
@@ -224,7 +186,7 @@ def test_a_lossless_session_comes_by_data_channel_and_its_delivery_is_confirmed(
 
 @pytest.mark.parametrize("both_ways", [True, False], ids=["both ways", "to the page only"])
 def test_a_lossless_session_whose_data_channel_is_cut_goes_on_by_websocket_and_loses_nothing(
-    watched: WatchedPage, network: Network, both_ways: bool
+    watched: WatchedPage, network: CuttableNetwork, both_ways: bool
 ) -> None:
     choose(watched, "lossless-datachannel")
     watched.start("numbers")
@@ -245,7 +207,7 @@ def test_a_lossless_session_whose_data_channel_is_cut_goes_on_by_websocket_and_l
     watched.forgive_refusals()
 
 
-def test_a_paused_data_channel_is_kept_and_given_up_when_it_is_cut(watched: WatchedPage, network: Network) -> None:
+def test_a_paused_data_channel_is_kept_and_given_up_when_it_is_cut(watched: WatchedPage, network: CuttableNetwork) -> None:
     choose(watched, "lossless-datachannel")
     watched.start("numbers")
     watched.await_number("shown", 10)

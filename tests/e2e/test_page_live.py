@@ -82,6 +82,7 @@ def test_a_live_session_is_shown_and_steered_by_webrtc(chromium: Browser, daemon
         assert re.fullmatch(r"Live: \d+ pictures shown, each the newest there was\.", verdict)
         expect(watched.page.locator("#phase")).to_have_text("Ended")
         expect(watched.page.locator("video")).to_be_visible()
+        assert video_barcode(watched).number >= seen.number, "the last picture stays"
 
 
 def test_a_browser_without_h264_plays_in_vp8_and_still_knows_its_frames(chromium: Browser, daemon: RunningDaemon) -> None:
@@ -111,16 +112,19 @@ def test_who_does_not_want_webrtc_does_not_get_it(chromium: Browser, daemon: Run
         assert watched.stop().startswith("Live: ")
 
 
-def test_where_webrtc_finds_no_way_the_page_says_so_and_goes_on(chromium: Browser, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("frames", "verdict"), [("live", "Live: "), ("lossless-datachannel", "Delivered: all ")])
+def test_where_webrtc_finds_no_way_the_page_says_so_and_goes_on(
+    chromium: Browser, tmp_path: Path, frames: str, verdict: str
+) -> None:
     with running_daemon(tmp_path, NOWHERE) as nowhere, opened(chromium, nowhere.url) as watched:
-        choose_live(watched)
+        watched.page.get_by_role("combobox", name="Frames").select_option(frames)
         watched.start("numbers")
         carrier = watched.page.locator("#carrier")
         expect(carrier).to_have_text("WebSocket")
         expect(carrier).to_have_attribute("title", re.compile("WebRTC|ICE"))
         watched.await_number("shown", 10)
         assert watched.barcode(*SIZE).number >= 10
-        assert watched.stop().startswith("Live: ")
+        assert watched.stop().startswith(verdict)
 
 
 @pytest.mark.parametrize(
