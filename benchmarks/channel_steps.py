@@ -1,7 +1,7 @@
 """Where the time goes between publish and the consumer's read, step by step: 1 MB messages between two GPUs.
 
 ``python -m benchmarks.channel_steps [--seconds 2] [--hz 1000]``: percentiles of the time since publish was called at which each
-step was done; the data are complete at publish. With one GPU both sides share it, and nothing is copied.
+step was done; the data are complete at publish. With one GPU the consumer copies as if it had another.
 """
 
 from __future__ import annotations
@@ -29,11 +29,16 @@ Stamps = dict[str, int]
 
 
 class StampedRuntime(CudaRuntime):
-    """Notes in ``stamps`` when the device was asked, in ns."""
+    """Notes in ``stamps`` when the device was asked, in ns. ``is_elsewhere``: its devices seem to be none of the others'."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_elsewhere: bool = False) -> None:
         super().__init__()
         self.stamps: Stamps = {}
+        self._is_elsewhere = is_elsewhere
+
+    def identity(self, device: int) -> bytes:
+        identity = super().identity(device)
+        return identity[::-1] if self._is_elsewhere else identity
 
     def is_idle(self, device: int, stream: int, *, within_us: int = 0) -> bool:
         is_idle = super().is_idle(device, stream, within_us=within_us)
@@ -53,7 +58,7 @@ class StampedRuntime(CudaRuntime):
 
 def _consume(fds: list[Any], device: int, results: Connection) -> None:
     torch.cuda.set_device(device)
-    runtime = StampedRuntime()
+    runtime = StampedRuntime(is_elsewhere=True)
     consumer = open_consumer([fd.detach() for fd in fds], 0, device, runtime=runtime)
     seen: list[Stamps] = []
     results.send("ready")

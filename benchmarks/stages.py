@@ -25,7 +25,8 @@ import yaml
 from benchmarks import daemon
 from ithaka_client import Client, IthakaError
 
-PLACEMENTS: Mapping[str, dict[str, Any]] = {
+Placements = Mapping[str, dict[str, Any]]
+PLACEMENTS: Placements = {
     "whole": {"ranks": 1},
     "ranks-2": {"ranks": 2},
     "decode-apart": {"stages": {"denoise": [0], "decode": [1]}},
@@ -37,7 +38,7 @@ WINDOW_FRAMES = 16
 Picture = npt.NDArray[np.uint8]
 
 
-def config_of(placements: Mapping[str, dict[str, Any]], device: str, dtype: str, folder: Path) -> Path:
+def config_of(placements: Placements, device: str, dtype: str, folder: Path) -> Path:
     """A file that serves each placement as a model of that name."""
     models = [
         {"name": name, "family": "labyrinth", "device": device, "options": {"dtype": dtype}, **values}
@@ -73,13 +74,13 @@ async def walk(url: str, model: str, num_frames: int, *, is_exact: bool) -> tupl
     return pictures, decoded_s
 
 
-def compare(folder: Path, device: str, num_frames: int) -> None:
-    """Every placement's frames beside the whole model's, in float32."""
-    with daemon.running_daemon(config_of(PLACEMENTS, device, "float32", folder)) as running:
+def compare(placements: Placements, folder: Path, device: str, num_frames: int) -> None:
+    """Every placement's frames beside the first one's, in float32."""
+    with daemon.running_daemon(config_of(placements, device, "float32", folder)) as running:
         await_all(running.url)
-        print(f"all {len(PLACEMENTS)} placements ready after {running.ready_s:.1f} s and more", flush=True)
+        print(f"all {len(placements)} placements ready after {running.ready_s:.1f} s and more", flush=True)
         whole: list[Picture] = []
-        for name in PLACEMENTS:
+        for name in placements:
             pictures, _ = asyncio.run(walk(running.url, name, num_frames, is_exact=True))
             whole = whole or pictures
             off = [np.abs(a.astype(int) - b.astype(int)) for a, b in zip(whole, pictures, strict=True)]
@@ -91,12 +92,12 @@ def compare(folder: Path, device: str, num_frames: int) -> None:
             )
 
 
-def rates(folder: Path, device: str, num_frames: int) -> None:
+def rates(placements: Placements, folder: Path, device: str, num_frames: int) -> None:
     """Frames per second of every placement, as the model is shipped."""
-    with daemon.running_daemon(config_of(PLACEMENTS, device, "auto", folder)) as running:
+    with daemon.running_daemon(config_of(placements, device, "auto", folder)) as running:
         await_all(running.url)
         for _ in range(2):
-            for name in PLACEMENTS:
+            for name in placements:
                 _, decoded_s = asyncio.run(walk(running.url, name, num_frames, is_exact=False))
                 steady = decoded_s[WARM_FRAMES:]
                 between_ms = 1000 * np.diff(steady)
@@ -157,13 +158,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=300, help="of each walk whose rate is measured")
     parser.add_argument("--compared", type=int, default=60, help="frames of each walk that is compared")
+    parser.add_argument("--only", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS), help="the first is the measure")
     parser.add_argument("--cpu", action="store_true", help="processes instead of devices")
     options = parser.parse_args()
     device = "cpu" if options.cpu else "cuda"
+    chosen = {name: PLACEMENTS[name] for name in options.only}
     with tempfile.TemporaryDirectory() as folder:
-        kill(Path(folder), device)
-        compare(Path(folder), device, options.compared)
-        rates(Path(folder), device, options.frames)
+        if "decode-apart" in chosen:
+            kill(Path(folder), device)
+        compare(chosen, Path(folder), device, options.compared)
+        rates(chosen, Path(folder), device, options.frames)
 
 
 if __name__ == "__main__":
