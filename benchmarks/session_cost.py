@@ -27,16 +27,18 @@ SETTLING_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """By one process since its start: seconds of CPU, and how often its threads went to sleep of their own accord."""
+    """By a process's threads since they began: seconds of CPU, and how often they went to sleep of their own accord."""
 
     cpu_s: float
     wake_ups: int
 
     @staticmethod
     def by(process: psutil.Process) -> Spent:
-        tasks = [Path(f"/proc/{process.pid}/task/{thread.id}/status") for thread in process.threads()]
-        switches = [line for task in tasks for line in task.read_text().splitlines() if line.startswith("voluntary_ctxt")]
-        return Spent(sum(process.cpu_times()[:2]), sum(int(line.split()[1]) for line in switches))
+        tasks = [Path(f"/proc/{process.pid}/task/{thread.id}") for thread in process.threads()]
+        statuses = [line for task in tasks for line in (task / "status").read_text().splitlines()]
+        # In nanoseconds: the CPU times of processes come in hundredths of a second.
+        cpu_ns = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+        return Spent(cpu_ns / 1e9, sum(int(line.split()[1]) for line in statuses if line.startswith("voluntary_ctxt")))
 
 
 def spent_by(daemon: Daemon) -> dict[str, Spent]:

@@ -27,6 +27,10 @@ _FD_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * _FD_BYTES)
 _PR_SET_PDEATHSIG = 1
 
+# As plain numbers: Python's flags build an object for each operation, which shows at every message.
+_DONTWAIT, _NOSIGNAL, _CMSG_CLOEXEC = int(socket.MSG_DONTWAIT), int(socket.MSG_NOSIGNAL), int(socket.MSG_CMSG_CLOEXEC)
+_CUT_OFF = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+
 
 class ChildSocket:
     """Owns ``sock``, a connected AF_UNIX SEQPACKET socket. Any thread may send; one thread at a time receives."""
@@ -73,7 +77,7 @@ class ChildSocket:
 
     def send_nowait(self, message: Message, fds: Sequence[int] = ()) -> None:
         """``send`` that raises BlockingIOError instead of waiting; then nothing was sent."""
-        self._send(message, fds, socket.MSG_DONTWAIT)
+        self._send(message, fds, _DONTWAIT)
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message with the descriptors beside it, which now belong to the caller; None when the peer is
@@ -86,7 +90,7 @@ class ChildSocket:
 
     def receive_nowait(self) -> tuple[Message, list[int]] | None:
         """``receive`` that raises BlockingIOError instead of waiting."""
-        return self._receive(socket.MSG_DONTWAIT)
+        return self._receive(_DONTWAIT)
 
     def close(self) -> None:
         """Idempotent. A thread blocked in ``receive`` on this end wakes up with None.
@@ -104,14 +108,14 @@ class ChildSocket:
             raise WireError(f"{len(fds)} descriptors beside {type(message).__name__}; at most {MAX_DESCRIPTORS} fit")
         data = wire.encode(message)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        if flags & socket.MSG_DONTWAIT:
+        if flags & _DONTWAIT:
             # Another thread may wait in send with the lock held: for an event loop that is a full queue as well.
             if not self._send_lock.acquire(blocking=False):
                 raise BlockingIOError("another thread is sending")
         else:
             self._send_lock.acquire()
         try:
-            self._sock.sendmsg([data], ancillary, flags | socket.MSG_NOSIGNAL)
+            self._sock.sendmsg([data], ancillary, flags | _NOSIGNAL)
         finally:
             self._send_lock.release()
 
@@ -119,7 +123,7 @@ class ChildSocket:
         while True:
             try:
                 data, ancillary, message_flags, _ = self._sock.recvmsg(
-                    wire.MAX_MESSAGE_BYTES + 1, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC
+                    wire.MAX_MESSAGE_BYTES + 1, _ANCILLARY_BYTES, flags | _CMSG_CLOEXEC
                 )
                 break
             except ConnectionResetError:
@@ -132,7 +136,7 @@ class ChildSocket:
                 raise
         fds = _descriptors(ancillary)
         try:
-            if message_flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            if message_flags & _CUT_OFF:
                 raise WireError("a message was cut off: too many bytes or too many descriptors")
             if not data:
                 return None

@@ -254,7 +254,8 @@ class Session:
         self._ack_watch.forget()
         self.expect_ack()
         self._pump()
-        self._wake_peers()
+        if flow.is_live:  # What is in flight is bounded there.
+            self._wake_peers()
 
     def expect_ack(self) -> None:
         """The controller may owe an acknowledgement from now on."""
