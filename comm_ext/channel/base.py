@@ -145,7 +145,10 @@ class Consumer(Protocol):
         ...
 
     def ready_fd(self) -> int:
-        """An eventfd, readable after a publish or a close; the caller reads it before it tries again."""
+        """An eventfd, readable after a publish or a close, and on devices after a claim: a message is on its way.
+
+        The caller reads it before it tries again.
+        """
         ...
 
     def close(self) -> None:

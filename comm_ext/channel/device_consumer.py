@@ -176,15 +176,15 @@ class DeviceConsumer:
         if not self._pulls:
             return None
         pull = self._pulls[0]
+        message = pull.message
+        # Made while it is copied.
+        data = own.slot(pull.own_index, self._geometry.slot_bytes, f"channel {self.channel_id}, slot {message.index}")
+        delivery = DeviceDelivery(message.index, message.sequence, message.message, data)
         self._complete(pull)
         self._pulls.popleft()
         for later in self._pulls:
             # Its slot is the producer's again when the copy is done, whenever the next take comes.
             self._pulled.follow(own.stream, functools.partial(self._complete, later))
-        message = pull.message
-        place = f"channel {self.channel_id}, slot {message.index}"
-        data = own.slot(pull.own_index, self._geometry.slot_bytes, place)
-        delivery = DeviceDelivery(message.index, message.sequence, message.message, data)
         self._held.add(delivery, pull)
         return delivery
 
