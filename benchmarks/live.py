@@ -24,7 +24,7 @@ from benchmarks.daemon import Daemon, running_daemon
 from benchmarks.lossy_relay import LossyRelay
 from ithaka_client.bench.carriers import Carrier
 from ithaka_client.bench.load import run
-from ithaka_client.bench.plan import TRANSPORTS, Plan
+from ithaka_client.bench.plan import CODECS, TRANSPORTS, Plan
 from ithaka_client.bench.report import as_table
 from ithaka_client.bench.webrtc_carrier import WebRtcCarrier
 
@@ -100,6 +100,7 @@ def cost(arguments: argparse.Namespace) -> dict[str, Any]:
             duration_s=arguments.seconds,
             controls_per_s=0,
             decodes=False,
+            codec=arguments.codec,
         )
         before = {name: daemon.cpu_s(*needles) for name, needles in _PARTS.items()}
         result = asyncio.run(run(plan))
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--sessions", type=int, default=4)
     parser.add_argument("--transport", choices=TRANSPORTS, default="webrtc")
+    parser.add_argument("--codec", choices=CODECS, default="h264", help="of the track")
     parser.add_argument("--loss", type=float, default=0.02, help="share of the datagrams that are lost, either way")
     parser.add_argument("--delay-ms", type=float, default=20.0, help="one way")
     parser.add_argument("--seed", type=int, default=1, help="of the losses")
