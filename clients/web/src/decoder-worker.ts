@@ -29,6 +29,7 @@ interface DecodedPicture {
 
 const VERDICT_TIMEOUT_MS = 5_000;
 const TOKEN_TIMEOUT_MS = 5_000;
+const LINGER_MS = 1_000;
 
 const scope = self as unknown as WorkerScope;
 
@@ -120,7 +121,8 @@ class Player implements StreamListener {
     this.presenter?.drain();
     this.decoder?.close();
     scope.postMessage({ type: "ended", outcome, error: error === null ? null : reportOf(error) });
-    scope.close();
+    // The last picture reaches the screen some time after it was drawn, and not from a worker that is gone.
+    systemClock.after(LINGER_MS, () => scope.close());
   }
 
   // -- pictures ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import { Presenter } from "./presenter.js";
 import { Stream } from "./stream.js";
 const VERDICT_TIMEOUT_MS = 5_000;
 const TOKEN_TIMEOUT_MS = 5_000;
+const LINGER_MS = 1_000;
 const scope = self;
 class Player {
     order;
@@ -89,7 +90,8 @@ class Player {
         this.presenter?.drain();
         this.decoder?.close();
         scope.postMessage({ type: "ended", outcome, error: error === null ? null : reportOf(error) });
-        scope.close();
+        // The last picture reaches the screen some time after it was drawn, and not from a worker that is gone.
+        systemClock.after(LINGER_MS, () => scope.close());
     }
     // -- pictures ------------------------------------------------------------------------------------------------------------
     openPresenter(hello) {
