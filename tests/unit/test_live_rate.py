@@ -9,8 +9,8 @@ from aiortc.rtp import RTCP_PSFB_APP, RtcpPsfbPacket, pack_remb_fci
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rtc_peer import RtcPeer, connected
+from tests.rtc_served import exchange
 from tests.served import Served, served
-from tests.unit.test_webrtc_channel import exchange
 
 from ithaka.configs.schema import EncodeSection
 from ithaka.server.live_rate import LiveRates
