@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ithaka.workers import contract, wire
 from ithaka.workers.stages.contract import AttachLatents
@@ -91,6 +91,20 @@ class ChildSocket:
     def receive_nowait(self) -> tuple[Message, list[int]] | None:
         """``receive`` that raises BlockingIOError instead of waiting."""
         return self._receive(_DONTWAIT)
+
+    def pending(self) -> Iterator[tuple[Message, list[int]]]:
+        """What has come by now, one after the other, as ``receive``; more may come meanwhile.
+
+        Raises ConnectionError at the other end's end, WireError.
+        """
+        while True:
+            try:
+                received = self.receive_nowait()
+            except BlockingIOError:
+                return
+            if received is None:
+                raise ConnectionError("the other process closed the control socket")
+            yield received
 
     def close(self) -> None:
         """Idempotent. A thread blocked in ``receive`` on this end wakes up with None.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import select
 import time
 from dataclasses import dataclass
@@ -100,17 +101,11 @@ class LeaderLoop:
                 clear_event(fd)
 
     def _take_commands(self) -> None:
-        for _ in range(_MAX_COMMANDS_PER_TURN):
+        for command, fds in itertools.islice(self._control.pending(), _MAX_COMMANDS_PER_TURN):
+            self._faults.reach("rank.received")
+            self._obey(command, fds)
             if self._stopping:
                 return
-            try:
-                received = self._control.receive_nowait()
-            except BlockingIOError:
-                return
-            if received is None:
-                raise ConnectionError("the server closed the control socket")
-            self._faults.reach("rank.received")
-            self._obey(*received)
 
     def _obey(self, command: object, fds: list[int]) -> None:
         match command:

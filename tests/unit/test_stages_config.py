@@ -76,8 +76,11 @@ def test_each_stage_apart_gets_a_socket_to_the_leader(num_ranks: int, num_takers
         ("stages: {denoise: 0, decode: [1]}", "models.0.stages.denoise = 0: Input should be a valid tuple"),
         ("stages: {decode: [1]}", "models.0.stages.denoise: Field required"),
         ("stages: {denoise: [0]}", "models.0.stages.decode: Field required"),
-        ("stages: {denoise: [0], decode: [1], upscale: [2]}", "models.0.stages.upscale: no such field (a typo?)"),
-        ("stages: [0]", "models.0.stages = [0]: Input should be"),
+        (
+            "stages: {denoise: [0], decode: [1], upscale: [2]}",
+            "models.0.stages.upscale: no such field; known here: decode, denoise, verify",
+        ),
+        ("stages: [0]", "models.0.stages: expected a mapping with fields of decode, denoise, verify"),
         ("stages: {denoise: [0, 1], decode: [1]}", "models.0.stages: decode: device 1 is that of rank 1"),
         ("stages: {denoise: [0], decode: [1], verify: [1]}", "models.0.stages: verify: a second opinion needs a device"),
         ("stages: {denoise: [0], decode: [1], verify: [0]}", "models.0.stages: verify: a second opinion needs a device"),

@@ -106,26 +106,22 @@ class StageLoop:
                 self._take_orders()
 
     def _take_commands(self) -> None:
-        received = self._control.receive_nowait()
-        if received is None:
-            raise ConnectionError("the server closed the control socket")
-        self._faults.reach("stage.received")
-        command, fds = received
-        if not isinstance(command, contract.AttachFrames):
-            close_fds(fds)
-            raise WireError(f"a stage takes no {type(command).__name__}")
-        self._sink.attach(fds)
+        for command, fds in self._control.pending():
+            self._faults.reach("stage.received")
+            if not isinstance(command, contract.AttachFrames):
+                close_fds(fds)
+                raise WireError(f"a stage takes no {type(command).__name__}")
+            self._sink.attach(fds)
 
     def _take_orders(self) -> None:
-        while not self._stopping:
-            try:
-                received = self._leader.receive_nowait()
-            except BlockingIOError:
-                return
-            if received is None:
-                raise GroupBrokenError(LEADER)
-            self._faults.reach("stage.ordered")
-            self._obey(*received)
+        try:
+            for order, fds in self._leader.pending():
+                self._faults.reach("stage.ordered")
+                self._obey(order, fds)
+                if self._stopping:
+                    return
+        except ConnectionError as error:
+            raise GroupBrokenError(LEADER) from error
 
     def _obey(self, order: object, fds: list[int]) -> None:
         match order:
