@@ -29,10 +29,14 @@ new Promise((resolve) => {
 """
 
 
-async def test_a_tab_in_the_background_still_acknowledges(daemon: RunningDaemon, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("frames", "carrier"), [("lossless", "WebSocket"), ("lossless-datachannel", "Data channel")])
+async def test_a_tab_in_the_background_still_acknowledges(
+    daemon: RunningDaemon, tmp_path: Path, frames: str, carrier: str
+) -> None:
     async with background_tab(tmp_path) as tab:
         await tab.open(daemon.url)
         await tab.evaluate(WHEN_STARTABLE)
+        await tab.evaluate(f"document.getElementById('delivery').value = '{frames}'")
         await tab.evaluate("document.getElementById('start').click()")
         await tab.evaluate(f"({WHEN_NUMBER_ABOVE})(['shown', 10])")
         await tab.hide()
@@ -40,6 +44,7 @@ async def test_a_tab_in_the_background_still_acknowledges(daemon: RunningDaemon,
         before = await tab.evaluate("Number(document.getElementById('shown').textContent)")
         await tab.evaluate(f"({WHEN_NUMBER_ABOVE})(['shown', {before + 60}])")
         assert await tab.evaluate("document.visibilityState") == "hidden"
+        assert await tab.evaluate("document.getElementById('carrier').textContent") == carrier
         await tab.evaluate("document.getElementById('start').click()")
         verdict = await tab.evaluate(WHEN_JUDGED)
         assert verdict.startswith("Delivered: all ")
