@@ -164,7 +164,7 @@ export class PeerLink {
     this.peer.onconnectionstatechange = null;
   }
 
-  /** Packets of every kind, answers to the browser's own checks too. */
+  /** Packets of every kind, answers to the browser's own checks too; 0 in a browser that does not count them. */
   private async countReceived(): Promise<number> {
     let count = 0;
     for (const stat of (await this.peer.getStats()).values() as Iterable<Record<string, unknown>>) {

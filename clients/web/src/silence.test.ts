@@ -74,6 +74,14 @@ describe("a watch for silence", () => {
     assert.equal(rig.numSilent, 0);
   });
 
+  test("tells nothing where nobody counts", async () => {
+    const rig = new Rig();
+    rig.count = 0;
+    rig.watch.start();
+    await rig.pass(60_000);
+    assert.deepEqual([rig.numAsked, rig.numSilent], [0, 0]);
+  });
+
   test("tells nothing after it was stopped", async () => {
     const rig = new Rig();
     rig.watch.start();

@@ -8,7 +8,7 @@ const ASK_AFTER_MS = 500;
 export interface SilenceParts {
   readonly clock: Clock;
   readonly longestMs: number;
-  /** Grows while something arrives. */
+  /** Grows while something arrives; 0 where that is not known, which counts as no silence. */
   readonly readCount: () => Promise<number>;
   /** Makes the other side send something, if it is there: it may have nothing to say by itself. */
   readonly ask: () => void;
@@ -39,7 +39,7 @@ export class SilenceWatch {
       void readCount().then((count) => {
         if (!this.isOn) return;
         const now = clock.now();
-        const silentMs = count > before ? 0 : beforeMs + Math.min(now - lookedAt, LONGEST_LOOK_MS);
+        const silentMs = count > before || count === 0 ? 0 : beforeMs + Math.min(now - lookedAt, LONGEST_LOOK_MS);
         if (silentMs >= longestMs) {
           this.stop();
           onSilent();

@@ -150,7 +150,7 @@ export class PeerLink {
         this.channel.onclose = this.channel.onmessage = null;
         this.peer.onconnectionstatechange = null;
     }
-    /** Packets of every kind, answers to the browser's own checks too. */
+    /** Packets of every kind, answers to the browser's own checks too; 0 in a browser that does not count them. */
     async countReceived() {
         let count = 0;
         for (const stat of (await this.peer.getStats()).values()) {

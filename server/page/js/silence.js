@@ -26,7 +26,7 @@ export class SilenceWatch {
                 if (!this.isOn)
                     return;
                 const now = clock.now();
-                const silentMs = count > before ? 0 : beforeMs + Math.min(now - lookedAt, LONGEST_LOOK_MS);
+                const silentMs = count > before || count === 0 ? 0 : beforeMs + Math.min(now - lookedAt, LONGEST_LOOK_MS);
                 if (silentMs >= longestMs) {
                     this.stop();
                     onSilent();
