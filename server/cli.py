@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,6 +88,8 @@ def generate(
     if output.suffix.lower() != ".mp4" or not output.parent.is_dir():
         raise _refuse(f"{output}: give the path of an .mp4 in a folder that exists")
     configure_logs(settings.log, process="generate")
+    # What the engine's keeper would log of a model that does not start, this command says itself.
+    logging.getLogger("ithaka.server.upkeep").setLevel(logging.CRITICAL)
     try:
         script = read_script(controls) if controls else {}
         asyncio.run(

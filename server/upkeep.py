@@ -137,7 +137,7 @@ class Upkeep:
             code=failure.code,
             reason=failure.message,
             starts=backoff.num_failures,
-            next="given up: mend it and start the daemon again" if gave_up else f"again in {backoff.delay_s:g} s",
+            next="given up: mend it and start again" if gave_up else f"again in {backoff.delay_s:g} s",
         )
 
     @contextlib.contextmanager

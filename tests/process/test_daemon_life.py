@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,8 +202,18 @@ async def test_models_that_can_not_start_are_told_by_readyz(tmp_path: Path) -> N
     for name, (_, message) in models.items():
         (line,) = [line for line in log.splitlines() if f"group={name} " in line]
         assert "group.start_failed" in line and "code=model_load_failed" in line and message in line
-        assert "next='given up: mend it and start the daemon again'" in line
+        assert "next='given up: mend it and start again'" in line
     assert len(log.splitlines()) == len(models), "one readable line for each"
+
+
+def test_a_clip_of_a_model_that_can_not_start_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("models: [{name: told, family: synthetic, options: {fail_load: true}}]\n")
+    command = [sys.executable, "-m", "ithaka.server.cli", "generate", str(tmp_path / "clip.mp4"), "-c", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("model 'told' did not start: told/0 models.told") and "as the option fail_load asks" in line
+    assert (done.returncode, list(tmp_path.glob("*.mp4"))) == (1, [])
 
 
 def test_the_way_to_a_load_error_is_shown_to_who_looks_for_it(tmp_path: Path) -> None:
