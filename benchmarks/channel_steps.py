@@ -1,7 +1,8 @@
 """Where the time goes between publish and the consumer's read, step by step: 1 MB messages between two GPUs.
 
 ``python -m benchmarks.channel_steps [--seconds 2] [--hz 1000]``: percentiles of the time since publish was called at which each
-step was done; the data are complete at publish. With one GPU the consumer copies as if it had another.
+step was done; the data are complete at publish. With one GPU the consumer copies as if it had another, and the
+producer writes nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ithaka.comm_ext.channel.cuda_runtime import CudaRuntime
 from ithaka.comm_ext.channel.host_shm import HostChannel
 
 Stamps = dict[str, int]
+_WRITING_S = 50e-6
 
 
 class StampedRuntime(CudaRuntime):
@@ -91,9 +93,13 @@ def measure(device: int, seconds: float, hz: int) -> list[tuple[str, float, floa
     while (now := time.perf_counter() - started) < seconds:
         time.sleep(max(0.0, len(sent) / hz - now))
         slot = claim(producer)
-        with torch.cuda.stream(stream):
-            tensors.view(slot.data, message.tensors[0]).fill_(len(sent) % 256)
-        stream.synchronize()
+        if device != 0:
+            with torch.cuda.stream(stream):
+                tensors.view(slot.data, message.tensors[0]).fill_(len(sent) % 256)
+            stream.synchronize()
+        else:
+            # Two processes that both ask one device take turns by milliseconds.
+            time.sleep(_WRITING_S)
         begun_ns = time.monotonic_ns()
         runtime.stamps = {"begun": begun_ns}
         producer.publish(slot, message, stream.cuda_stream)

@@ -21,6 +21,7 @@ _MAX_PULLS = 2
 
 _AWAKE_US = 200
 """For a message that the producer is writing."""
+_REHEARSED_BYTES = 16
 
 
 @dataclass(slots=True)
@@ -71,8 +72,10 @@ class DeviceConsumer:
         DeviceError when the producer's memory can't be reached or the device failed.
         """
         delivery = self._take()
-        if delivery is None and self._source.messages.await_announced(_AWAKE_US):
-            delivery = self._take()
+        if delivery is None and self._source.messages.was_announced():
+            self._rehearse()
+            if self._source.messages.await_news(_AWAKE_US):
+                delivery = self._take()
         return delivery
 
     def _take(self) -> DeviceDelivery | None:
@@ -152,6 +155,16 @@ class DeviceConsumer:
             self._pulls.append(_Pull(message, own.free.pop()))
             self._start(own, self._pulls[-1])
 
+    def _rehearse(self) -> None:
+        """Copy a little into a slot that is free: what the copy engine, the link and the caches need to wake is over then."""
+        with self._lock:
+            if self._own is not None and self._own.free and self._fault is None:
+                source = self._source.memory.address
+                target = self._own.slot(self._own.free[-1], _REHEARSED_BYTES, "").address
+                with contextlib.suppress(DeviceError):
+                    self._copy(target, source, _REHEARSED_BYTES, self._own.stream)
+                    self._runtime.finish(self.device, self._own.stream)
+
     def _start(self, own: OwnSlots, pull: _Pull) -> None:
         message = pull.message
         source = self._source.bytes_of(message)
@@ -160,17 +173,11 @@ class DeviceConsumer:
         for before in self._pulls:
             if before.is_started and not before.is_complete and before.event is None:
                 before.event = self._runtime.record(self.device, own.stream, sleeps=False)
-        self._runtime.copy(
-            self.device,
-            target.address,
-            num_bytes,
-            source.address,
-            num_bytes,
-            row_bytes=num_bytes,
-            num_rows=1,
-            stream=own.stream,
-        )
+        self._copy(target.address, source.address, num_bytes, own.stream)
         pull.is_started = True
+
+    def _copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        self._runtime.copy(self.device, target, num_bytes, source, num_bytes, row_bytes=num_bytes, num_rows=1, stream=stream)
 
     def _take_pulled(self, own: OwnSlots) -> DeviceDelivery | None:
         if not self._pulls:

@@ -312,17 +312,17 @@ class HostConsumer:
             self._held.add(delivery, delivery.data)
             return delivery
 
-    def await_announced(self, within_us: int) -> bool:
-        """Where a message was announced since the last call, stay awake for it so long; whether there is one now.
-
-        Raises ChannelClosedError.
-        """
+    def was_announced(self) -> bool:
+        """Whether a message was announced since this was asked last. Raises ChannelClosedError."""
         with self._lock:
             self._check_open()
-            num_announced = self._arena.words[WORD_ANNOUNCED]
-            if num_announced == self._num_announced:
-                return False
-            self._num_announced = num_announced
+            before, self._num_announced = self._num_announced, self._arena.words[WORD_ANNOUNCED]
+            return self._num_announced != before
+
+    def await_news(self, within_us: int) -> bool:
+        """Stay awake so long for a message or the end; whether there is one. Raises ChannelClosedError."""
+        with self._lock:
+            self._check_open()
             end_ns = time.monotonic_ns() + 1000 * within_us
             while not self._ring.has_news and time.monotonic_ns() < end_ns:
                 pass

@@ -161,7 +161,9 @@ def test_device_memory_is_flat_over_channels_of_one_process() -> None:
     before = footprint()
     for number in range(200):
         cycle(number % len(DEVICES))
-    assert footprint() == before
+    free, num_fds = footprint()
+    # A process that ended before this test may still have been giving back its own.
+    assert all(late >= early for early, late in zip(before[0], free, strict=True)) and num_fds == before[1]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -184,7 +186,7 @@ def test_close_in_every_order_frees_the_device(order: tuple[str, ...], device: i
     free = [torch.cuda.mem_get_info(index)[0] for index in DEVICES]
     cycle()
     # A producer that was closed first lets its arena go from a thread, when the consumer has closed.
-    wait_until(lambda: [torch.cuda.mem_get_info(index)[0] for index in DEVICES] == free)
+    wait_until(lambda: all(torch.cuda.mem_get_info(index)[0] >= free[index] for index in DEVICES))
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

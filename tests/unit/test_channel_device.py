@@ -120,30 +120,45 @@ def test_a_claim_wakes_who_then_stays_awake_for_the_message(stack: contextlib.Ex
     assert take_number(consumer) == 1
 
 
-def test_what_is_announced_is_awaited_once(stack: contextlib.ExitStack) -> None:
+def test_what_is_announced_is_told_once_and_news_are_awaited(stack: contextlib.ExitStack) -> None:
     channel = stack.enter_context(contextlib.closing(HostChannel.create(9, 2, 100, 1)))
     producer = stack.enter_context(contextlib.closing(channel.open_producer()))
     consumer = stack.enter_context(contextlib.closing(channel.open_consumer(0)))
-    assert not consumer.await_announced(within_us=10**9), "nothing was"
+    assert not consumer.was_announced() and not consumer.await_news(within_us=1)
     producer.announce()
-    assert not consumer.await_announced(within_us=1)
-    assert not consumer.await_announced(within_us=10**9), "that one is forgotten"
-    producer.announce()
+    assert [consumer.was_announced(), consumer.was_announced()] == [True, False]
     slot = producer.claim()
     assert slot is not None
     publishing = threading.Thread(target=producer.publish, args=(slot, ChannelMessage(b"", ())))
     publishing.start()
-    assert consumer.await_announced(within_us=10**9)
+    assert consumer.await_news(within_us=10**9)
     publishing.join()
     delivery = consumer.take()
-    assert delivery is not None
+    assert delivery is not None and not consumer.await_news(within_us=1)
     consumer.release(delivery)
-    producer.announce()
     producer.close()
-    assert consumer.await_announced(within_us=10**9), "the end is news too"
+    assert consumer.await_news(within_us=10**9), "the end is news too"
     consumer.close()
-    with pytest.raises(ChannelClosedError):
-        consumer.await_announced(within_us=1)
+    for ask in (consumer.was_announced, lambda: consumer.await_news(within_us=1)):
+        with pytest.raises(ChannelClosedError):
+            ask()
+
+
+def test_a_consumer_on_another_device_rehearses_its_copy(stack: contextlib.ExitStack) -> None:
+    world, producer, (consumer,) = create(stack, [1])
+    publish(producer, 1)
+    assert take_number(consumer) == 1
+    copied_bytes = world.runtime.num_copied_bytes
+    slot = producer.claim()
+    assert slot is not None and consumer.take() is None and consumer.take() is None
+    assert 0 < world.runtime.num_copied_bytes - copied_bytes <= 16, "once"
+    store(slot.data, bytes([2]) * 10)
+    store(slot.data.part(256, 120), bytes([2]) * 120)
+    producer.publish(slot, message(2))
+    assert take_number(consumer) == 2
+    producer.claim()
+    world.runtime.fails.add("copy")
+    assert consumer.take() is None, "what fails then fails when it counts"
 
 
 def test_a_release_waits_for_the_stream_that_reads(stack: contextlib.ExitStack) -> None:
