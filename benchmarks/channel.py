@@ -116,6 +116,11 @@ class Consumer:
         assert self._ours.recv() == "ready"
         self.producer = open_producer([os.dup(fd) for fd in self.channel.describe()], 0)
 
+    def cpu_s(self) -> float:
+        """What its process has used."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def finish(self) -> Seen:
         """End the channel; what the consumer saw."""
         self.producer.close()
@@ -218,6 +223,19 @@ def same_device(seconds: float) -> Row:
     for side in (producer, consumer, channel):
         side.close()
     return Row("64 MB, same device and process: publish → may read", spread_us(latencies_us) | {"moved_bytes": num_moved_bytes})
+
+
+def idle_share(device: int, seconds: float) -> Row:
+    """What a consumer that waits, after some messages, takes of a core."""
+    consumer = Consumer(device, 4, SMALL_BYTES)
+    for _ in range(20):
+        publish(consumer.producer, claim(consumer.producer), SMALL_BYTES, 0)
+    time.sleep(0.5)
+    before_s, before_cpu_s = time.perf_counter(), consumer.cpu_s()
+    time.sleep(seconds)
+    share = (consumer.cpu_s() - before_cpu_s) / (time.perf_counter() - before_s)
+    consumer.finish()
+    return Row(f"a consumer on device {device} that waits", {"of_a_core_percent": round(100 * share, 2)})
 
 
 def random_layouts(device: int, num_messages: int) -> Row:
@@ -326,6 +344,7 @@ def device_rows(seconds: float, num_messages: int) -> list[Callable[[], list[Row
         lambda: [latency(device, seconds, is_complete=False)],
         lambda: [sustained(device, seconds, peer_copy_gbps)],
         lambda: [same_device(seconds)],
+        lambda: [idle_share(device, seconds)],
         lambda: torch_queue_rows(device, seconds),
         lambda: [random_layouts(device, num_messages)],
     ]

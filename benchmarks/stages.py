@@ -159,14 +159,16 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=300, help="of each walk whose rate is measured")
     parser.add_argument("--compared", type=int, default=60, help="frames of each walk that is compared")
     parser.add_argument("--only", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS), help="the first is the measure")
+    parser.add_argument("--rates-only", action="store_true", help="neither kill nor compare")
     parser.add_argument("--cpu", action="store_true", help="processes instead of devices")
     options = parser.parse_args()
     device = "cpu" if options.cpu else "cuda"
     chosen = {name: PLACEMENTS[name] for name in options.only}
     with tempfile.TemporaryDirectory() as folder:
-        if "decode-apart" in chosen:
+        if "decode-apart" in chosen and not options.rates_only:
             kill(Path(folder), device)
-        compare(chosen, Path(folder), device, options.compared)
+        if not options.rates_only:
+            compare(chosen, Path(folder), device, options.compared)
         rates(chosen, Path(folder), device, options.frames)
 
 
