@@ -31,9 +31,10 @@ def fused_op(
     seq_splits: list[int] | None,
     head_splits: list[int] | None,
 ) -> None:
-    """Scatter ``qkv`` into ``outs``; no norm without ``weights``, no positions without ``phases``."""
+    """Scatter ``qkv`` into ``outs``; no norm without ``weights``, no positions without ``phases``, pairs of floats:
+    torch's default compiler fails at ops like this one that take complex numbers."""
     norm = QkNorm(weights[0], weights[1], eps, _SPANS[span]) if weights else None
-    rope = QkRope(phases[0], _PAIRINGS[pairing]) if phases else None
+    rope = QkRope(torch.view_as_complex(phases[0]), _PAIRINGS[pairing]) if phases else None
     communicator_of(handle).exchange_into(
         Direction.SCATTER, qkv, outs, seq_splits=seq_splits, head_splits=head_splits, transform=QkTransform(norm, rope)
     )
@@ -70,7 +71,7 @@ def traced_fused(
     fused_op(
         list(qkv),
         [] if norm is None else [norm.q_weight, norm.k_weight],
-        [] if rope is None else [rope.phases],
+        [] if rope is None else [torch.view_as_real(rope.phases)],
         outs,
         communicator.turn,
         communicator.handle,

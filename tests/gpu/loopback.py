@@ -3,6 +3,7 @@
 A device has few queues (CUDA_DEVICE_MAX_CONNECTIONS), and streams that share one wait for each other though nothing in their
 work does: a rank's wait would then stand before the very work of another rank that it waits for. So streams and lanes are made
 once and used by all tests, never more than there are queues; torch's own streams, over a hundred at the first use, stay away.
+Memory is taken ahead too: taking some from the device may wait for all that runs there, and so for a rank that waits for this one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def stream_of(rank: int) -> torch.cuda.ExternalStream:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         status = runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), _NON_BLOCKING)
     assert status == 0 and stream.value, f"CUDA error {status}"
-    return torch.cuda.ExternalStream(stream.value, device=0)  # type: ignore[no-untyped-call]
+    made = torch.cuda.ExternalStream(stream.value, device=0)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(made):  # torch keeps what it took from the device, for this stream
+        taken = [torch.empty(num_bytes, dtype=torch.uint8, device="cuda:0") for num_bytes in (*[1 << 20] * 64, 1 << 29)]
+        del taken
+    return made
 
 
 class LaneStruct(ctypes.Structure):

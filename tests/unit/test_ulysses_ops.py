@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
+from tests.fused_cases import Case, draw
 
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
 
@@ -50,3 +52,22 @@ def test_head_chunks_are_one_graph_of_a_group_of_one_too() -> None:
         compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(x), block(x))
         assert torch.equal(block(x)[:, :, :2], x[:, :, 2:] * x[:, :, 1:2])
+
+
+# It does not compute with the positions' complex numbers; it only looks at them as pairs.
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
+def test_the_default_compiler_takes_every_call() -> None:
+    case = Case((6,), (4,), (4,), 64, torch.float32, "row", "interleaved")
+    drawn = draw(case, 0, torch.device("cpu"), 0)
+    norm, rope = drawn.transform.norm, drawn.transform.rope
+    with UlyssesCommunicator(None, max_bytes=1) as communicator:
+
+        def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            communicator.scatter_heads_async(v * 2, "ahead")
+            q, k, v = communicator.fused_qk_norm_rope_scatter(q, k, v * 5, norm=norm, rope=rope)
+            q, k, v = communicator.scatter_qkv_head_chunk(q.sin(), k, v, head_offset=1, head_count=2)
+            (ahead,) = communicator.wait("ahead")
+            mixed = communicator.gather_head_chunk(q * k + v, head_offset=1, head_count=2, out=ahead.cos())
+            return communicator.gather_heads(communicator.scatter_heads(mixed + ahead)) * 3
+
+        torch.testing.assert_close(torch.compile(block, fullgraph=True)(*drawn.qkv), block(*drawn.qkv))
