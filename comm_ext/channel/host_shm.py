@@ -39,7 +39,15 @@ from ithaka.comm_ext.channel.host_memory import (
     wake,
     warn_unclosed,
 )
-from ithaka.comm_ext.channel.layout import WORD_ANNOUNCED, WORD_BYTES, Geometry, decode_record, encode_record, newest_mask
+from ithaka.comm_ext.channel.layout import (
+    WORD_ANNOUNCED,
+    WORD_BYTES,
+    WORD_PUBLISHED,
+    Geometry,
+    decode_record,
+    encode_record,
+    newest_mask,
+)
 
 __all__ = ["HostChannel", "HostConsumer", "HostProducer", "clear_event", "open_consumer", "open_producer"]
 
@@ -313,11 +321,12 @@ class HostConsumer:
             return delivery
 
     def was_announced(self) -> bool:
-        """Whether a message was announced since this was asked last. Raises ChannelClosedError."""
+        """Whether a message was announced since this was asked last, and is still to come. Raises ChannelClosedError."""
         with self._lock:
             self._check_open()
-            before, self._num_announced = self._num_announced, self._arena.words[WORD_ANNOUNCED]
-            return self._num_announced != before
+            words = self._arena.words
+            before, self._num_announced = self._num_announced, words[WORD_ANNOUNCED]
+            return before != self._num_announced > words[WORD_PUBLISHED]
 
     def await_news(self, within_us: int) -> bool:
         """Stay awake so long for a message or the end; whether there is one. Raises ChannelClosedError."""

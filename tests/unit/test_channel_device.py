@@ -136,6 +136,11 @@ def test_what_is_announced_is_told_once_and_news_are_awaited(stack: contextlib.E
     delivery = consumer.take()
     assert delivery is not None and not consumer.await_news(within_us=1)
     consumer.release(delivery)
+    producer.announce()
+    slot = producer.claim()
+    assert slot is not None
+    producer.publish(slot, ChannelMessage(b"", ()))
+    assert not consumer.was_announced(), "it is there"
     producer.close()
     assert consumer.await_news(within_us=10**9), "the end is news too"
     consumer.close()
