@@ -44,7 +44,7 @@ cudaError_t launch_fused(const UlPlan& plan, const UlFusedPlan& fused, const UlC
     const uint64_t target = call.arena[(call.rank + 1 + step) % call.ranks] + start;
     sending.value[step] = bind(plan.piece[step * call.tensors + 2], target, sources.tensor);
   }
-  return launch_ahead(kernel, call.remote_blocks, stream, sending);
+  return launch(kernel, call.remote_blocks, UL_THREADS, stream, sending);
 }
 
 cudaError_t load_fused_kernels() {

@@ -205,7 +205,6 @@ __global__ void __launch_bounds__(UL_THREADS, 1) fused_kernel(const __grid_const
   const UlCall& call = sending.call;
   const Group group = group_of(call);
   UlRegion* own = group.region_of(call.rank, call.region);
-  await_stream();
   const uint64_t fault = fault_of(group);
   const uint32_t use = own->state[blockIdx.x].uses + 1;
   const uint32_t copied = own->state[blockIdx.x].copied;

@@ -50,29 +50,6 @@ cudaError_t launch(void (*kernel)(Argument), uint32_t blocks, uint32_t threads, 
   return cudaLaunchKernelEx(&config, kernel, argument);
 }
 
-#ifndef UL_TRIAL_AHEAD
-#define UL_TRIAL_AHEAD 0
-#endif
-
-// The same for a kernel that begins with await_stream: its blocks may be put in place while the stream is still busy.
-template <typename Argument>
-cudaError_t launch_ahead(void (*kernel)(Argument), uint32_t blocks, cudaStream_t stream, const Argument& argument) {
-#if UL_TRIAL_AHEAD
-  cudaLaunchAttribute ahead = {};
-  ahead.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  ahead.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(UL_THREADS);
-  config.stream = stream;
-  config.attrs = &ahead;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, argument);
-#else
-  return launch(kernel, blocks, UL_THREADS, stream, argument);
-#endif
-}
-
 // A piece with addresses: its source in the caller's tensor, its target in the slot.
 UlPiece bind(const UlPiece& piece, uint64_t target, const uint64_t* sources) {
   UlPiece bound = piece;
@@ -93,11 +70,11 @@ cudaError_t launch_send(const UlPlan& plan, const UlCall& call, const uint64_t* 
   }
   const uint32_t blocks = call.remote_blocks + call.local_blocks;
   switch (plan.unit_bytes) {
-    case 16: return launch_ahead(ulysses::send_kernel<uint4, kPieces>, blocks, stream, sending);
-    case 8: return launch_ahead(ulysses::send_kernel<uint2, kPieces>, blocks, stream, sending);
-    case 4: return launch_ahead(ulysses::send_kernel<uint32_t, kPieces>, blocks, stream, sending);
-    case 2: return launch_ahead(ulysses::send_kernel<uint16_t, kPieces>, blocks, stream, sending);
-    case 1: return launch_ahead(ulysses::send_kernel<uint8_t, kPieces>, blocks, stream, sending);
+    case 16: return launch(ulysses::send_kernel<uint4, kPieces>, blocks, UL_THREADS, stream, sending);
+    case 8: return launch(ulysses::send_kernel<uint2, kPieces>, blocks, UL_THREADS, stream, sending);
+    case 4: return launch(ulysses::send_kernel<uint32_t, kPieces>, blocks, UL_THREADS, stream, sending);
+    case 2: return launch(ulysses::send_kernel<uint16_t, kPieces>, blocks, UL_THREADS, stream, sending);
+    case 1: return launch(ulysses::send_kernel<uint8_t, kPieces>, blocks, UL_THREADS, stream, sending);
     default: return cudaErrorInvalidValue;
   }
 }
@@ -148,7 +125,7 @@ cudaError_t launch_output(const UlPlan& plan, uint32_t slot, const uint64_t* tar
     bytes += plan.result_bytes[index];
   }
   const uint64_t blocks = (bytes + kOutputBytesPerBlock - 1) / kOutputBytesPerBlock;
-  return launch_ahead(ulysses::output_kernel, (uint32_t)(blocks > kOutputBlocks ? kOutputBlocks : blocks), stream, output);
+  return launch(ulysses::output_kernel, (uint32_t)(blocks > kOutputBlocks ? kOutputBlocks : blocks), UL_THREADS, stream, output);
 }
 
 // Kernels see for themselves whether their slot is free; copies can't.
@@ -311,10 +288,6 @@ int ul_host_words_free(uint64_t host_address) { return (int)cudaFreeHost(reinter
 typedef struct UlLane {
   cudaStream_t stream;
   cudaEvent_t begun, sent;
-#if UL_TRIAL_LANES
-  cudaStream_t second;
-  cudaEvent_t second_done;
-#endif
 } UlLane;
 
 int ul_lane_create(int device, UlLane** lane) {
@@ -327,10 +300,6 @@ int ul_lane_create(int device, UlLane** lane) {
   cudaError_t status = cudaStreamCreateWithPriority(&made->stream, cudaStreamNonBlocking, greatest);
   for (cudaEvent_t* event : {&made->begun, &made->sent})
     if (status == cudaSuccess) status = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
-#if UL_TRIAL_LANES
-  if (status == cudaSuccess) status = cudaStreamCreateWithPriority(&made->second, cudaStreamNonBlocking, greatest);
-  if (status == cudaSuccess) status = cudaEventCreateWithFlags(&made->second_done, cudaEventDisableTiming);
-#endif
   *lane = made;
   return (int)status;
 }
@@ -360,29 +329,7 @@ static cudaError_t send_copies(const UlPlan& plan, UlLane* lane, UlTurn* turn, c
   if (status == cudaSuccess && opens) status = launch(ulysses::open_kernel, 1, 32, stream, call);
   if (status == cudaSuccess) status = cudaEventRecord(lane->begun, stream);
   if (status == cudaSuccess) status = cudaStreamWaitEvent(lane->stream, lane->begun, 0);
-#if UL_TRIAL_LANES
-  UlPlan halves = plan;
-  halves.copies = 0;
-  UlPlan* parts[2] = {new UlPlan(plan), new UlPlan(plan)};
-  for (uint32_t index = 0; index < plan.copies; ++index) {
-    UlCopy& first = parts[0]->copy[index];
-    UlCopy& second = parts[1]->copy[index];
-    if (first.height < 2) continue;
-    first.height /= 2;
-    second.source += first.height * first.source_pitch;
-    second.target += first.height * first.target_pitch;
-    second.height -= first.height;
-  }
-  if (status == cudaSuccess) status = cudaStreamWaitEvent(lane->second, lane->begun, 0);
-  if (status == cudaSuccess) status = issue_copies(*parts[0], call.slot, sources, lane->stream);
-  if (status == cudaSuccess) status = issue_copies(*parts[1], call.slot, sources, lane->second);
-  if (status == cudaSuccess) status = cudaEventRecord(lane->second_done, lane->second);
-  if (status == cudaSuccess) status = cudaStreamWaitEvent(lane->stream, lane->second_done, 0);
-  delete parts[0];
-  delete parts[1];
-#else
   if (status == cudaSuccess) status = issue_copies(plan, call.slot, sources, lane->stream);
-#endif
   if (status == cudaSuccess) status = launch(ulysses::mark_kernel, 1, 32, lane->stream, call);
   if (status == cudaSuccess) status = cudaEventRecord(lane->sent, lane->stream);
   return status;
@@ -426,7 +373,7 @@ int ul_wait(const UlPlan* const* plans, UlLane* const* lanes, uint32_t sites, cu
     wait.site[index] = {call.region, call.signature, call.remote_blocks, call.copies, 0};
     if (call.copies) UL_TRY(cudaStreamWaitEvent(stream, lanes[index]->sent, 0));
   }
-  return (int)launch_ahead(ulysses::wait_kernel, 1, stream, wait);
+  return (int)launch(ulysses::wait_kernel, 1, UL_THREADS, stream, wait);
 }
 
 }  // extern "C"

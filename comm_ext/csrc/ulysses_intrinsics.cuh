@@ -27,16 +27,6 @@ __device__ __forceinline__ void store_release(uint64_t* word, uint64_t value) {
 
 __device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" : : : "memory"); }
 
-// A kernel launched ahead of its stream waits here until all before it is done; nothing of theirs may be touched before.
-__device__ __forceinline__ void await_stream() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" : : : "memory");
-#if UL_TRIAL_AHEAD > 1
-  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-#endif
-#endif
-}
-
 __device__ __forceinline__ uint64_t now_ns() {
   uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value) : : "memory");

@@ -26,20 +26,13 @@ struct Share {
 // them, so that what the answer takes overlaps with the first loads.
 template <typename Unit, typename Gate>
 __device__ __forceinline__ void copy_piece(const UlPiece& piece, const Share& share, Gate& may_store) {
-#if UL_TRIAL_STRETCH  // of the piece, each block has a stretch of its own
-  const uint32_t blocks = share.next / UL_THREADS, block = share.first / UL_THREADS;
-  const uint32_t stretch = (piece.units + blocks - 1) / blocks, start = block * stretch + threadIdx.x, next = UL_THREADS;
-  const uint32_t end = min(piece.units, (block + 1) * stretch);
-#else
-  const uint32_t start = share.first, next = share.next, end = piece.units;
-#endif
-  for (uint32_t unit = start; unit < end; unit += UL_ROUND * next) {
+  for (uint32_t unit = share.first; unit < piece.units; unit += UL_ROUND * share.next) {
     Unit value[UL_ROUND];
     uint64_t target[UL_ROUND];
 #pragma unroll
     for (int i = 0; i < UL_ROUND; ++i) {
-      if (unit + i * next < end) {
-        const UlPlace place = ul_place(&piece, unit + i * next, sizeof(Unit));
+      if (unit + i * share.next < piece.units) {
+        const UlPlace place = ul_place(&piece, unit + i * share.next, sizeof(Unit));
         value[i] = load_once(reinterpret_cast<const Unit*>(place.source));
         target[i] = place.target;
       }
@@ -47,7 +40,7 @@ __device__ __forceinline__ void copy_piece(const UlPiece& piece, const Share& sh
     if (!may_store()) return;
 #pragma unroll
     for (int i = 0; i < UL_ROUND; ++i)
-      if (unit + i * next < end) *reinterpret_cast<Unit*>(target[i]) = value[i];
+      if (unit + i * share.next < piece.units) *reinterpret_cast<Unit*>(target[i]) = value[i];
   }
 }
 
@@ -135,7 +128,6 @@ __global__ void __launch_bounds__(UL_THREADS) send_kernel(const __grid_constant_
   const UlCall& call = sending.call;
   const Group group = group_of(call);
   UlRegion* own = group.region_of(call.rank, call.region);
-  await_stream();
   const uint64_t fault = fault_of(group);  // these loads are not awaited before the first ones of data are under way
   const uint32_t use = own->state[blockIdx.x].uses + 1;
   const uint32_t copied = own->state[blockIdx.x].copied + call.copies;
@@ -182,7 +174,6 @@ __global__ void __launch_bounds__(32) mark_kernel(const __grid_constant__ UlCall
 // Wait for all sites. One block, so that a rank that waits keeps next to nothing of its device from others.
 __global__ void __launch_bounds__(UL_THREADS) wait_kernel(const __grid_constant__ UlWait wait) {
   const Group group{wait.arena, wait.host_words, wait.timeout_ns, wait.rank, wait.ranks};
-  await_stream();
   if (fault_of(group) != 0) return;
   for (uint32_t index = 0; index < wait.sites; ++index) {
     const UlBlockState& newest = group.region_of(group.rank, wait.site[index].region)->state[0];
@@ -203,7 +194,6 @@ __global__ void __launch_bounds__(32) open_kernel(const __grid_constant__ UlCall
 
 // Results from the slot into tensors of the caller, once everything arrived.
 __global__ void __launch_bounds__(UL_THREADS) output_kernel(const __grid_constant__ UlOutput output) {
-  await_stream();
   const uint32_t thread = blockIdx.x * UL_THREADS + threadIdx.x, threads = gridDim.x * UL_THREADS;
   for (uint32_t tensor = 0; tensor < output.tensors; ++tensor) {
     const uint4* from = reinterpret_cast<const uint4*>(output.source[tensor]);

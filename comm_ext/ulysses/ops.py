@@ -52,7 +52,7 @@ def exchange_op(
     turn.add_(1)
 
 
-@torch.library.custom_op("ithaka::ulysses_send", mutates_args=("turn",))
+@torch.library.custom_op("ithaka::ulysses_send", mutates_args=("x", "turn"))
 def send_op(
     x: torch.Tensor,
     turn: torch.Tensor,
@@ -62,15 +62,15 @@ def send_op(
     head_splits: list[int] | None,
     replicated: int = 0,
 ) -> None:
-    """Begin a tagged scatter of ``x``."""
+    """Begin a tagged scatter of ``x``, which an engine may read until the wait. It is said to change: else the compiler
+    may give the wait a copy of it, and put something else in its place."""
     communicator_of(handle).scatter_heads_async(x, tag, seq_splits=seq_splits, head_splits=head_splits, replicated=replicated)
     turn.add_(1)
 
 
 @torch.library.custom_op("ithaka::ulysses_wait", mutates_args=("outs", "turn"))
 def wait_op(sent: list[torch.Tensor], outs: list[torch.Tensor], turn: torch.Tensor, handle: int, tags: str) -> None:
-    """Wait for ``tags`` (one per line), results into ``outs``. ``sent`` are the inputs: an engine may read them until now, so
-    the compiler must not put anything else in their place before."""
+    """Wait for ``tags`` (one per line), results into ``outs``. ``sent`` are what was sent, in place until now."""
     for out, result in zip(outs, communicator_of(handle).wait(tags.split("\n")), strict=True):
         out.copy_(result)
     turn.add_(1)

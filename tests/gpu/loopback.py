@@ -3,7 +3,7 @@
 A device has few queues (CUDA_DEVICE_MAX_CONNECTIONS), and streams that share one wait for each other though nothing in their
 work does: a rank's wait would then stand before the very work of another rank that it waits for. So streams and lanes are made
 once and used by all tests, never more than there are queues; torch's own streams, over a hundred at the first use, stay away.
-Memory is taken ahead too: taking some from the device may wait for all that runs there, and so for a rank that waits for this one.
+Memory is taken ahead too: to get some, a rank may have to wait for all that runs there, and so for one that waits for it.
 """
 
 from __future__ import annotations

@@ -70,4 +70,5 @@ def test_the_default_compiler_takes_every_call() -> None:
             mixed = communicator.gather_head_chunk(q * k + v, head_offset=1, head_count=2, out=ahead.cos())
             return communicator.gather_heads(communicator.scatter_heads(mixed + ahead)) * 3
 
-        torch.testing.assert_close(torch.compile(block, fullgraph=True)(*drawn.qkv), block(*drawn.qkv))
+        compiled = torch.compile(block, fullgraph=True, options={"force_disable_caches": True})
+        torch.testing.assert_close(compiled(*drawn.qkv), block(*drawn.qkv))

@@ -19,7 +19,6 @@ inline uint64_t load_relaxed(const uint64_t* word) { return __atomic_load_n(word
 inline void store_relaxed(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
 inline void store_release(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 inline void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void await_stream() {}
 inline uint64_t now_ns() {
   return (uint64_t)std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
