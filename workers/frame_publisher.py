@@ -12,6 +12,7 @@ from ithaka.workers import wire
 from ithaka.workers.contract import FrameHeader
 from ithaka.workers.families.base import FamilyError, FamilySpec
 from ithaka.workers.fault import FaultPoints
+from ithaka.workers.host_copy import to_host
 from ithaka.workers.i420 import is_i420, rgb_to_i420
 from ithaka.workers.stages.contract import LatentsHeader
 
@@ -74,4 +75,4 @@ def checked_i420(frames: torch.Tensor, spec: FamilySpec) -> torch.Tensor:
             f"{spec.family} returned {frames.dtype} {list(frames.shape)}; expected uint8 with 1 to {spec.chunk_frames} frames "
             f"of {spec.width}x{spec.height}"
         )
-    return (frames if is_i420(frames) else rgb_to_i420(frames)).contiguous().cpu()
+    return to_host((frames if is_i420(frames) else rgb_to_i420(frames)).contiguous())

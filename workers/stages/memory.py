@@ -16,6 +16,7 @@ from ithaka.comm_ext.channel.layout import MAX_TENSORS
 from ithaka.comm_ext.channel.tensors import read, write
 from ithaka.workers.contract import ConfigureRank
 from ithaka.workers.device import pick_device
+from ithaka.workers.host_copy import to_host
 
 _CHANNEL_ID = 0
 """Each group has one, which nobody else sees."""
@@ -78,7 +79,7 @@ class HostMemory:
 
     def write(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> tuple[TensorLayout, ...]:
         """See LatentsMemory; a device's tensors are waited for."""
-        return write(slot, [tensor.cpu() for tensor in tensors])
+        return write(slot, [to_host(tensor) for tensor in tensors])
 
     def read(self, delivery: Delivery) -> tuple[torch.Tensor, ...]:
         """See LatentsMemory; views on the CPU."""
