@@ -48,12 +48,7 @@ def test_torchs_expandable_segments_do_not_matter(stage: Stage, monkeypatch: pyt
     """The arena is no memory of torch's allocator."""
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(name, "expandable_segments:True")
-    stage.create()
-    producer, consumer = stage.start("producer", "torch"), stage.start("0")
-    assert producer.ask("stream 1 20") == "streamed"
-    for number in range(1, 21):
-        assert consumer.ask("take") == f"{number} {number}"
-        assert consumer.ask("release") == "released"
+    channel_scenarios.a_producer_ahead_of_its_consumer_waits_for_slots(stage, "torch")
 
 
 @pytest.mark.parametrize("stage", [BOTH_DEVICES, SAME_DEVICE], indirect=True)

@@ -183,6 +183,16 @@ def a_consumer_killed_in_full_flight_is_succeeded_without_a_gap(stage: Stage) ->
     assert seen == list(range(1, 601))
 
 
+def a_producer_ahead_of_its_consumer_waits_for_slots(stage: Stage, producer_memory: str | None = None) -> None:
+    stage.create()
+    producer, consumer = stage.start("producer", producer_memory), stage.start("0")
+    producer.tell("stream 1 20")
+    for number in range(1, 21):
+        assert consumer.ask("take") == f"{number} {number}"
+        assert consumer.ask("release") == "released"
+    assert producer.hear() == "streamed"
+
+
 def a_producer_that_ends_without_a_word_ends_take(stage: Stage) -> None:
     channel = stage.create()
     consumer = stage.start("0")
@@ -275,6 +285,7 @@ ON_ANY_MEMORY = (
     a_consumer_killed_while_holding_is_dropped,
     a_consumer_stopped_while_holding_holds_the_producer_only,
     a_consumer_killed_in_full_flight_is_succeeded_without_a_gap,
+    a_producer_ahead_of_its_consumer_waits_for_slots,
     a_producer_that_ends_without_a_word_ends_take,
     sides_close_in_every_order_between_processes,
     two_consumers_in_one_process_share_what_is_mapped,

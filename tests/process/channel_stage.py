@@ -18,7 +18,8 @@ from tests.process.channel_peer import claim
 from ithaka.comm_ext.channel.base import Policy
 from ithaka.comm_ext.channel.host_shm import HostChannel
 
-WAIT_S = 30
+WAIT_S = 60
+"""Eight processes that make a context on one device at once have taken 14 s to their first word."""
 
 
 class Peer:
@@ -71,7 +72,7 @@ class Peer:
         complaints = self._stderr.read().decode()
         for stream in (self._stdin, self._stdout, self._stderr):
             stream.close()
-        assert complaints == ""
+        assert complaints == "", complaints
         return unheard
 
 
