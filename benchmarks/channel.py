@@ -71,8 +71,10 @@ def claim(producer: DeviceProducer) -> DeviceSlot:
 
 def footprint(device: int) -> tuple[int, int, int]:
     """This process's memory in bytes and its descriptors, and the free bytes of the device."""
+    # First: torch's first question to the device opens descriptors.
+    free_bytes = torch.cuda.mem_get_info(device)[0]
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")), torch.cuda.mem_get_info(device)[0]
+    return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")), free_bytes
 
 
 def consume(fds: list[Any], device: int, results: Connection, spins: bool) -> None:
@@ -263,9 +265,10 @@ def random_layouts(device: int, num_messages: int) -> Row:
     values: dict[str, float | str] = {"messages_per_s": round(num_messages / elapsed_s)}
     for side, seen in (("producer", footprints), ("consumer", theirs.footprints)):
         if len(seen) > 1:
-            values[f"{side}_memory_mib"] = round((seen[-1][0] - seen[len(seen) // 4][0]) / 2**20, 2)
-            values[f"{side}_descriptors"] = seen[-1][1] - seen[0][1]
-            values[f"{side}_device_mib"] = round((seen[0][2] - seen[-1][2]) / 2**20, 2)
+            warm, last = seen[len(seen) // 4], seen[-1]
+            values[f"{side}_memory_mib"] = round((last[0] - warm[0]) / 2**20, 2)
+            values[f"{side}_descriptors"] = last[1] - warm[1]
+            values[f"{side}_device_mib"] = round((warm[2] - last[2]) / 2**20, 2)
     return Row(f"{num_messages} messages of random layouts, device 0 → {device}: growth", values)
 
 

@@ -305,6 +305,33 @@ def test_the_owner_speaks_for_the_dead(stack: contextlib.ExitStack) -> None:
     del held
 
 
+@pytest.mark.parametrize("device", [0, 1])
+def test_messages_open_nothing_complete_or_not(stack: contextlib.ExitStack, device: int) -> None:
+    world, producer, (consumer,) = create(stack, [device])
+
+    def exchange(num_messages: int) -> None:
+        for number in range(num_messages):
+            world.runtime.hold()
+            publish(producer, number)
+            assert consumer.take() is None
+            world.runtime.let_run()
+            publish(producer, number)
+            for _ in range(2):
+                while (delivery := consumer.take()) is None:
+                    wait_readable(consumer.ready_fd())
+                    clear_event(consumer.ready_fd())
+                consumer.release(delivery)
+            wait_until(lambda: producer.num_free == 3)
+
+    def footprint() -> tuple[int, int, tuple[int, int, int, int]]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), world.runtime.live
+
+    exchange(20)
+    before = footprint()
+    exchange(200)
+    wait_until(lambda: footprint() == before)
+
+
 def test_memory_and_descriptors_stay_flat() -> None:
     def cycle(device: int) -> None:
         world = World()
