@@ -11,7 +11,7 @@ from ithaka.comm_ext.channel.base import ChannelClosedError, Delivery, LayoutErr
 from ithaka.comm_ext.channel.fence import make_fence
 from ithaka.comm_ext.channel.held import HeldDeliveries
 from ithaka.comm_ext.channel.host_memory import Arena, Descriptors, adopt, let_go, wake, warn_unclosed
-from ithaka.comm_ext.channel.layout import WORD_ANNOUNCED, WORD_PUBLISHED, decode_record
+from ithaka.comm_ext.channel.layout import decode_record
 
 
 class HostConsumer:
@@ -25,7 +25,6 @@ class HostConsumer:
         self._fence = make_fence(is_full=self._geometry.newest_mask != 0)
         free = descriptors.free
         self._ring = ring.ConsumerRing(self._arena.words, self._geometry, index, self._fence, lambda: wake((free,)))
-        self._num_announced = self._arena.words[WORD_ANNOUNCED]
         self._held: HeldDeliveries[Delivery, memoryview] = HeldDeliveries(
             f"channel {self._geometry.channel_id}, consumer {index}"
         )
@@ -75,9 +74,7 @@ class HostConsumer:
         """Whether a message was announced since this was asked last, and is still to come. Raises ChannelClosedError."""
         with self._lock:
             self._check_open()
-            words = self._arena.words
-            before, self._num_announced = self._num_announced, words[WORD_ANNOUNCED]
-            return before != self._num_announced > words[WORD_PUBLISHED]
+            return self._ring.was_announced()
 
     def await_news(self, within_us: int) -> bool:
         """Stay awake so long for a message or the end; whether there is one. Raises ChannelClosedError."""

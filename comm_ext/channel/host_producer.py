@@ -9,7 +9,7 @@ from ithaka.comm_ext.channel import progress, ring
 from ithaka.comm_ext.channel.base import ChannelClosedError, ChannelMessage, Slot, SlotStateError
 from ithaka.comm_ext.channel.fence import make_fence
 from ithaka.comm_ext.channel.host_memory import Arena, Descriptors, adopt, let_go, wake, warn_unclosed
-from ithaka.comm_ext.channel.layout import WORD_ANNOUNCED, encode_record
+from ithaka.comm_ext.channel.layout import encode_record
 
 
 class HostProducer:
@@ -80,7 +80,7 @@ class HostProducer:
         """Wake the consumers: a message is on its way. Raises ChannelClosedError."""
         with self._lock:
             self._check_open()
-            self._arena.words[WORD_ANNOUNCED] += 1
+            self._ring.announce()
             wake(self._descriptors.ready)
 
     @property

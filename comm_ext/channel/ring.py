@@ -6,6 +6,7 @@ two of them:
 - *publish* writes the slot's sequence and the queue, which nobody reads yet, then ``published``.
 - *release* stores the sequence into the consumer's own word of that slot. A slot's count is the number of fifo consumers whose
   word differs from the sequence that the slot holds, and of newest-wins consumers for whom it is the newest or that hold it.
+- *announce* counts ``announced`` up, and nothing depends on it: whoever is awake for it finds the message sooner, or does not.
 - *claim* writes nothing. A slot that a dead producer had claimed is as free as before; what a dead consumer had taken is still
   counted, until the owner drops the consumer or a successor opens the same index and takes it again.
 - *take* of a newest-wins consumer writes ``taken``, then looks whether the message is still the newest; the producer stores
@@ -21,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ithaka.comm_ext.channel.base import ChannelClosedError, ChannelError, SlotStateError
-from ithaka.comm_ext.channel.layout import WORD_CLOSED, WORD_PUBLISHED, Geometry
+from ithaka.comm_ext.channel.layout import WORD_ANNOUNCED, WORD_CLOSED, WORD_PUBLISHED, Geometry
 from ithaka.comm_ext.channel.progress import Fence, Progress, Words
 
 
@@ -50,6 +51,10 @@ class ProducerRing:
         slot = self._free.pop()
         self._claimed.add(slot)
         return slot
+
+    def announce(self) -> None:
+        """Say that a message follows for a slot that was claimed; it need not come."""
+        self._words[WORD_ANNOUNCED] += 1
 
     def publish(self, slot: int, *, is_discarded: bool = False) -> int:
         """Hand a claimed slot, whose bytes and record are written, to every consumer; returns its sequence.
@@ -136,6 +141,7 @@ class ConsumerRing:
         self._on_freed = on_freed
         self._held: dict[int, int] = {}
         self._check_present()
+        self._num_announced = words[WORD_ANNOUNCED]
         self._progress = Progress(words, geometry, index, fence)
         fence()
         self._left_over = deque(self._find_left_over())
@@ -168,6 +174,11 @@ class ConsumerRing:
                 return slot, sequence
             self._give_up(slot, sequence)
         return None
+
+    def was_announced(self) -> bool:
+        """Whether a message was announced since this was asked last, and is still to come."""
+        before, self._num_announced = self._num_announced, self._words[WORD_ANNOUNCED]
+        return before != self._num_announced > self._words[WORD_PUBLISHED]
 
     @property
     def has_news(self) -> bool:
