@@ -304,8 +304,8 @@ class CudaExchange:
             return [out.copy_(result) for out, result in zip(outs, results, strict=True)]
         received: list[torch.Tensor] = []
         for site in sites:
-            for result in site.slots[site.current].results:
-                received.append(result.clone() if site.tag is None else result.detach())  # the cheapest view
+            slot = site.slots[site.current]
+            received += [result.clone() for result in slot.results] if site.tag is None else slot.lend()
         return received
 
 

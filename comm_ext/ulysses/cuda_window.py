@@ -39,15 +39,20 @@ class Slot:
     flat: torch.Tensor
     results: tuple[torch.Tensor, ...]
     storage: int
-    idle_references: int = 0
+    references_before: int | None = None
+    """How many tensors and storages stood on the slot's bytes when it was lent last; None: it never was."""
 
-    def count_references(self) -> int:
-        """How many tensors and storages stand on the slot's bytes."""
-        return int(torch._C._storage_Use_Count(self.storage))
+    def lend(self) -> list[torch.Tensor]:
+        """Fresh tensors on the slot's bytes. Whatever stands there already, torch's own wrappers included, is no lease."""
+        self.references_before = self._count_references()
+        return [result.detach() for result in self.results]  # the cheapest view
 
     def is_lent(self) -> bool:
         """Whether a lent tensor, or anything that shares its memory, is alive."""
-        return self.count_references() > self.idle_references
+        return self.references_before is not None and self._count_references() > self.references_before
+
+    def _count_references(self) -> int:
+        return int(torch._C._storage_Use_Count(self.storage))
 
 
 class Window:
@@ -113,10 +118,7 @@ class Window:
     def slots(self, plans: Sequence[ExchangePlan], placement: Placement) -> tuple[Slot, ...]:
         """A site's slots."""
         with torch.inference_mode(False):  # views made inside inference mode could not be written outside of it
-            made = tuple(self._slot(plans, placement, index) for index in range(placement.num_slots))
-        for slot in made:
-            slot.idle_references = slot.count_references()
-        return made
+            return tuple(self._slot(plans, placement, index) for index in range(placement.num_slots))
 
     def _slot(self, plans: Sequence[ExchangePlan], placement: Placement, index: int) -> Slot:
         flat = self.flat(placement.window + index * placement.slot_bytes, placement.slot_bytes)

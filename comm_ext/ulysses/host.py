@@ -81,7 +81,8 @@ class Slot:
     parts: tuple[Part, ...]
     lease: memoryview
     """The slot's bytes; every tensor lent from it holds a reference."""
-    idle_references: int = 0
+    references_before: int | None = None
+    """How many held them when the slot was lent last; None: it never was."""
 
     @property
     def stack(self) -> Part | None:
@@ -97,6 +98,7 @@ class Slot:
 
     def lend(self, stack: Part | None) -> Sequence[torch.Tensor]:
         """Fresh tensors on the slot's bytes. Their storage is their own, so whatever is derived from them counts."""
+        self.references_before = sys.getrefcount(self.lease)
         if stack is not None:
             return torch.frombuffer(self.lease, dtype=stack.dtype, count=stack.count).view(stack.shape).unbind()
         return [
@@ -106,7 +108,7 @@ class Slot:
 
     def is_lent(self) -> bool:
         """Whether a lent tensor, or anything that shares its memory, is alive."""
-        return sys.getrefcount(self.lease) > self.idle_references
+        return self.references_before is not None and sys.getrefcount(self.lease) > self.references_before
 
 
 @dataclass(slots=True)
@@ -158,8 +160,6 @@ class HostExchange(InHalves[HostSite]):
         self._num_sites += 1
         with torch.inference_mode(False):  # views made inside inference mode could not be written outside of it
             slots = tuple(self._bind(plans, region, index) for index in range(region.num_slots))
-        for slot in slots:
-            slot.idle_references = sys.getrefcount(slot.lease)
         return HostSite(plans, tag, region, signature(f"{facts} tag={tag} at={region.offset}"), slots, slots[0].stack)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:

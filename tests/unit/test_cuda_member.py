@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from tests.unit.ulysses_loopback import on_every_rank, on_every_seat
 
 from ithaka.comm_ext.ulysses import cuda_member
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
+from ithaka.comm_ext.ulysses.cuda_binding import Placement
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch, Row
+from ithaka.comm_ext.ulysses.cuda_window import Slot, Window
 from ithaka.comm_ext.ulysses.errors import UlyssesBackendError, UlyssesErrorCode, UlyssesInputError, UlyssesPeerError
 from ithaka.comm_ext.ulysses.group import RankGroup
 from ithaka.comm_ext.ulysses.peers import PeerWatch
+from ithaka.comm_ext.ulysses.plan import ExchangePlan
 
 LAUNCHES = {"sm": Launch(2, 1, 0.0), "hybrid": Launch(1, 1, 0.5), "copy_engine": Launch(0, 1, 1.0)}
 
@@ -94,6 +98,34 @@ def test_a_held_lease_is_refused_and_outlives_the_close() -> None:
     for held in outcomes:
         assert isinstance(held, list), held
         assert all(torch.equal(lease, torch.ones_like(lease)) for lease in held)
+
+
+def test_what_stands_on_a_slot_before_it_is_lent_is_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage's count is torch's, and others take and keep references too."""
+    made = Window.slots
+    others: list[torch.Tensor] = []
+
+    def watched(self: Window, plans: Sequence[ExchangePlan], placement: Placement) -> tuple[Slot, ...]:
+        slots = made(self, plans, placement)
+        others.extend(slot.flat[:1] for slot in slots)
+        return slots
+
+    monkeypatch.setattr(Window, "slots", watched)
+
+    def body(communicator: UlyssesCommunicator) -> None:
+        x = torch.ones(1, 4, 2, 8)
+        for _ in range(4):
+            communicator.scatter_heads(x, tag="t")
+        held = communicator.scatter_heads(x, tag="t")[:, 1:]
+        communicator.scatter_heads(x, tag="t")
+        with pytest.raises(UlyssesInputError) as caught:
+            communicator.scatter_heads(x, tag="t")
+        assert caught.value.code is UlyssesErrorCode.LEASE_OVERRUN
+        del held
+        communicator.scatter_heads(x, tag="t")
+
+    assert on_every_rank(2, body, **OPTIONS) == [None] * 2
+    assert len(others) == 6
 
 
 def test_a_rank_that_stays_away_is_named_on_every_rank() -> None:

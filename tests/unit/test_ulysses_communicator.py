@@ -20,7 +20,8 @@ from ithaka.comm_ext.ulysses.errors import (
     UlyssesPeerError,
 )
 from ithaka.comm_ext.ulysses.group import GroupDescriptors, RankGroup
-from ithaka.comm_ext.ulysses.plan import Direction, balanced_splits
+from ithaka.comm_ext.ulysses.host import HostExchange, HostSite
+from ithaka.comm_ext.ulysses.plan import Direction, ExchangePlan, balanced_splits
 from ithaka.comm_ext.ulysses.reference import gather_heads_reference, scatter_heads_reference
 
 DTYPES = [
@@ -157,6 +158,33 @@ def test_a_lease_is_good_until_the_second_next_call_and_an_overrun_is_an_error()
         assert torch.equal(communicator.scatter_heads(x + 3, tag="b"), expected + 3)
 
     assert on_every_rank(2, body) == [None, None]
+
+
+def test_whoever_held_a_slots_bytes_before_they_were_lent_holds_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = HostExchange.prepare
+    others: list[memoryview] = []
+
+    def watched(self: HostExchange, plans: tuple[ExchangePlan, ...], tag: str | None, **options: Any) -> HostSite:
+        site = prepare(self, plans, tag, **options)
+        others.extend(slot.lease for slot in site.slots)
+        return site
+
+    monkeypatch.setattr(HostExchange, "prepare", watched)
+
+    def body(communicator: UlyssesCommunicator) -> None:
+        x = torch.ones(1, 2, 2, 4)
+        for _ in range(4):
+            communicator.scatter_heads(x, tag="a")
+        held = communicator.scatter_heads(x, tag="a")[:, 1:]
+        communicator.scatter_heads(x, tag="a")
+        with pytest.raises(UlyssesInputError) as caught:
+            communicator.scatter_heads(x, tag="a")
+        assert caught.value.code is UlyssesErrorCode.LEASE_OVERRUN
+        del held
+        communicator.scatter_heads(x, tag="a")
+
+    assert on_every_rank(2, body) == [None, None]
+    assert len(others) == 6
 
 
 def test_leases_outlive_the_communicator() -> None:
