@@ -3,15 +3,17 @@
 A device has few queues (CUDA_DEVICE_MAX_CONNECTIONS), and streams that share one wait for each other though nothing in their
 work does: a rank's wait would then stand before the very work of another rank that it waits for. So streams and lanes are made
 once and used by all tests, never more than there are queues; torch's own streams, over a hundred at the first use, stay away.
-Memory is taken ahead too: to get some, a rank may have to wait for all that runs there, and so for one that waits for it.
+Memory is taken ahead too: to get some, a rank may have to wait for all that runs there, and so for one that waits for it. To give
+some back is no better, and an error that a test has caught keeps its frames, and with them an arena, until they are collected.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -109,6 +111,17 @@ def engines(num_ranks: int) -> dict[str, Calibration]:
     }
 
 
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Garbage of earlier tests goes before, by a thread that nobody waits for; none while ranks wait for each other."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def on_every_seat(num_ranks: int, body: Callable[[RankGroup], T], *, in_line: bool = False) -> list[T | Exception]:
     """``body`` in one thread per rank, each on its own stream; what each returned or raised, by rank."""
     descriptors = GroupDescriptors.create(num_ranks)
@@ -126,11 +139,12 @@ def on_every_seat(num_ranks: int, body: Callable[[RankGroup], T], *, in_line: bo
     threads = [threading.Thread(target=run, args=(descriptors.seat(rank),), daemon=True) for rank in range(num_ranks)]
     descriptors.close()
     lanes = _LANES[in_line]
-    with patch.multiple(
+    patched = patch.multiple(
         CudaLibrary,
         create_lane=lambda *arguments: lanes.create(*arguments),
         destroy_lane=lambda *arguments: lanes.destroy(*arguments),
-    ):
+    )
+    with nothing_collected(), patched:
         for thread in threads:
             thread.start()
         for thread in threads:
