@@ -3,8 +3,8 @@
 A device has few queues (CUDA_DEVICE_MAX_CONNECTIONS), and streams that share one wait for each other though nothing in their
 work does: a rank's wait would then stand before the very work of another rank that it waits for. So streams and lanes are made
 once and used by all tests, never more than there are queues; torch's own streams, over a hundred at the first use, stay away.
-Memory is taken ahead too: to get some, a rank may have to wait for all that runs there, and so for one that waits for it. To give
-some back is no better, and an error that a test has caught keeps its frames, and with them an arena, until they are collected.
+Memory is taken ahead too: to get some, a rank may have to wait for all that runs there, and so for one that waits for it. To
+give some back is no better, and an error that a test has caught keeps its frames, and with them an arena, until a collection.
 """
 
 from __future__ import annotations
