@@ -128,17 +128,23 @@ cudaError_t launch_output(const UlPlan& plan, uint32_t slot, const uint64_t* tar
   return launch(ulysses::output_kernel, (uint32_t)(blocks > kOutputBlocks ? kOutputBlocks : blocks), UL_THREADS, stream, output);
 }
 
+// The recording that the stream is in; 0: none.
+cudaError_t recording_of(cudaStream_t stream, unsigned long long* recording) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+#if CUDART_VERSION >= 13000
+  const cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, recording, nullptr, nullptr, nullptr, nullptr);
+#else
+  const cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, recording);
+#endif
+  if (status != cudaStreamCaptureStatusActive) *recording = 0;
+  return error;
+}
+
 // Kernels see for themselves whether their slot is free; copies can't.
 cudaError_t take_turn(UlTurn* turn, const UlPlan& plan, cudaStream_t stream, int* opens) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long recording = 0;
-#if CUDART_VERSION >= 13000
-  const cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &recording, nullptr, nullptr, nullptr, nullptr);
-#else
-  const cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &recording);
-#endif
+  const cudaError_t error = recording_of(stream, &recording);
   if (error != cudaSuccess) return error;
-  if (status != cudaStreamCaptureStatusActive) recording = 0;
   *opens = ul_must_open(turn, recording, plan.call.expiry + 1);
   return cudaSuccess;
 }
@@ -283,6 +289,15 @@ int ul_host_words_create(int device, uint64_t* host_address, uint64_t* device_ad
 }
 
 int ul_host_words_free(uint64_t host_address) { return (int)cudaFreeHost(reinterpret_cast<void*>(host_address)); }
+
+// Return when the stream has done what it holds; at once while it records.
+int ul_finish(int device, cudaStream_t stream) {
+  OnDevice guard(device);
+  UL_TRY(guard.status());
+  unsigned long long recording = 0;
+  UL_TRY(recording_of(stream, &recording));
+  return recording != 0 ? 0 : (int)cudaStreamSynchronize(stream);
+}
 
 // A stream for copies, of the highest priority, and two events that order it with the caller's stream.
 typedef struct UlLane {

@@ -99,7 +99,9 @@ class CudaExchange:
         fused: bool = False,
         landings: tuple[Landing, ...] | None = None,
     ) -> CudaSite:
-        """See Exchange. All ranks meet here once and compare the site; later calls carry its signature on the device."""
+        """See Exchange. All ranks meet here once, their devices done with all calls before, and compare the site; later calls
+        carry its signature on the device.
+        """
         if len(plans) > MAX_TENSORS:
             raise UlyssesInputError(UlyssesErrorCode.BAD_ARGUMENT, f"one call moves {MAX_TENSORS} tensors at most")
         launch = self.launch_of(plans)
@@ -116,7 +118,11 @@ class CudaExchange:
         facts = "; ".join(plan.facts() for plan in plans)
         lands = landings is not None
         agreed = signature(f"{facts} tag={tag} at={region.offset} {launch.facts()} fused={fused} lands={lands}")
-        self._rendezvous.settle(self._rendezvous.post(agreed))
+        number = self._rendezvous.post(agreed)
+        # A rank that is late here may be waiting on its device for another one. Then this device waits for that one too, and
+        # names it; only once all calls before are done does a late host speak for itself.
+        self._library.finish(self._seat.device, self._stream_of(self._seat.device))
+        self._rendezvous.settle(number)
         self._num_sites += 1
         placement = Placement(
             WORDS_BYTES + region.index * REGION_BYTES,

@@ -128,6 +128,7 @@ _SIGNATURES = {
     "ul_lane_create": (c_int, POINTER(c_void_p)),
     "ul_lane_destroy": (c_int, c_void_p),
     "ul_synchronize": (c_int,),
+    "ul_finish": (c_int, c_void_p),
     "ul_exchange": (c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p, c_void_p),
     "ul_send": (c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p),
     "ul_wait": (c_void_p, c_void_p, c_uint32, c_void_p),
@@ -240,6 +241,10 @@ class CudaLibrary:
     def synchronize(self, device: int) -> None:
         """Wait for all work of this process on the device."""
         self.check(self._library.ul_synchronize(device))
+
+    def finish(self, device: int, stream: int | None) -> None:
+        """Wait for the work that one stream holds; not while it records."""
+        self.check(self._library.ul_finish(device, stream))
 
     def _address(self, function: ctypes._NamedFuncPointer, *arguments: object) -> int:
         address = c_uint64()

@@ -264,6 +264,11 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
   cpu::issue(stream, [point = event->newest] { point->await(); });
   return cudaSuccess;
 }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const auto point = std::make_shared<cpu::Point>();
+  cpu::issue(stream, [point] { point->reach(); });
+  return point->await(), cudaSuccess;
+}
 inline cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id, void*, void*, void*, void*) {
   *status = cpu::recording != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   *id = cpu::recording;
