@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gpu.loopback import LaneStruct
+from tests.gpu.loopback import LaneStruct, nothing_collected
 from tests.unit.cuda_emulation import pretend_devices
-from tests.unit.ulysses_loopback import on_every_seat
+from tests.unit.ulysses_loopback import on_every_rank, on_every_seat
 
 from ithaka.comm_ext.ulysses.communicator import UlyssesCommunicator
+from ithaka.comm_ext.ulysses.cuda_arena import Arena
 from ithaka.comm_ext.ulysses.cuda_calibration import Calibration, Launch, Row
 from ithaka.comm_ext.ulysses.cuda_library import CudaLibrary
-from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesPeerError
+from ithaka.comm_ext.ulysses.errors import UlyssesErrorCode, UlyssesInputError, UlyssesPeerError
 from ithaka.comm_ext.ulysses.group import RankGroup
 
 LAUNCHES = {"sm": Launch(2, 1, 0.0), "hybrid": Launch(1, 1, 0.5), "copy_engine": Launch(0, 1, 1.0)}
@@ -94,3 +96,37 @@ def test_a_rank_that_waits_on_its_device_is_not_named_by_one_whose_host_ran_ahea
     for fault in on_every_seat(3, body):
         assert isinstance(fault, UlyssesPeerError), fault
         assert (fault.code, fault.rank) == (UlyssesErrorCode.PEER_TIMED_OUT, AWAY)
+
+
+def test_an_arena_behind_a_caught_error_ends_before_ranks_wait_for_each_other(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU its end waits for whatever runs there, and with it the rank whose thread happened to collect it."""
+    ends: list[threading.Thread] = []
+    end = Arena.__del__
+
+    def watched(self: Arena) -> None:
+        ends.append(threading.current_thread())
+        end(self)
+
+    gc.collect()
+    monkeypatch.setattr(Arena, "__del__", watched)
+
+    def overrun(communicator: UlyssesCommunicator) -> None:
+        x = torch.zeros(1, 4, 2, 8)
+        held = [communicator.scatter_heads(x, tag="t") for _ in range(2)]
+        with pytest.raises(UlyssesInputError) as caught:
+            communicator.scatter_heads(x, tag="t")
+        assert caught.value.code is UlyssesErrorCode.LEASE_OVERRUN
+        del held
+
+    gc.disable()
+    try:
+        assert on_every_rank(2, overrun, device="cuda:0") == [None, None]
+        assert not ends, "kept by the error that was caught"
+    finally:
+        gc.enable()
+    with nothing_collected():
+        assert ends == [threading.current_thread()] * 2
+        assert not gc.isenabled()
+    assert gc.isenabled()
