@@ -7,10 +7,13 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from playwright.sync_api import Page, Route
 
 from benchmarks.lossy_relay import LossyRelay
+
+CutWay = Literal["both ways", "to the page", "from the page"]
 
 
 class CuttableNetwork:
@@ -20,10 +23,11 @@ class CuttableNetwork:
         self._loop = loop
         self.relay = LossyRelay(loss=0, delay_s=0, seed=1)
 
-    def cut(self, *, both_ways: bool) -> None:
-        """To the page, and from it. For good."""
-        self.relay.down.loss = 1
-        if both_ways:
+    def cut(self, way: CutWay) -> None:
+        """For good."""
+        if way != "from the page":
+            self.relay.down.loss = 1
+        if way != "to the page":
             self.relay.up.loss = 1
 
     def lead(self, route: Route) -> None:

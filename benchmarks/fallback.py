@@ -1,6 +1,6 @@
 """How long a page stands still when the network of its WebRTC is cut: until the WebSocket's first picture, in Chromium.
 
-``python -m benchmarks.fallback --rounds 5``
+``python -m benchmarks.fallback --rounds 5 --cut "from the page"``
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from typing import Any
+from typing import Any, get_args
 
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.cuttable_network import cuttable_network
+from benchmarks.cuttable_network import CutWay, cuttable_network
 from benchmarks.live import CHROMIUM, CHROMIUM_FLAGS, serving
 
 FPS = 16
@@ -52,13 +52,13 @@ async ({ isLive, picturesBefore }) => {
 """
 
 
-def fall_back(page: Page, url: str, *, is_live: bool) -> dict[str, Any]:
+def fall_back(page: Page, url: str, *, is_live: bool, way: CutWay) -> dict[str, Any]:
     """Milliseconds from the cut."""
     with cuttable_network(page) as network:
         page.goto(url)
         page.evaluate(BEGIN, {"isLive": is_live, "picturesBefore": PICTURES_BEFORE})
         cut_at = time.time() * 1000
-        network.cut(both_ways=True)
+        network.cut(way)
         seen = page.evaluate("window.wentOver")
         page.evaluate("window.leave()")
     page.close()
@@ -68,11 +68,14 @@ def fall_back(page: Page, url: str, *, is_live: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fallback")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cut", choices=get_args(CutWay), default="both ways")
     arguments = parser.parse_args()
     with serving(832, 480, FPS, chunk_frames=1) as daemon, sync_playwright() as tool:
         browser = tool.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_FLAGS)
         figures = {
-            name: [fall_back(browser.new_page(), daemon.url, is_live=is_live) for _ in range(arguments.rounds)]
+            name: [
+                fall_back(browser.new_page(), daemon.url, is_live=is_live, way=arguments.cut) for _ in range(arguments.rounds)
+            ]
             for name, is_live in (("live, track", True), ("lossless, data channel", False))
         }
         browser.close()

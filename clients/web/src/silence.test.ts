@@ -6,20 +6,26 @@ import { SilenceWatch } from "./silence.js";
 class Rig {
   readonly clock = new FakeClock();
   count = 5;
+  questions = 0;
+  answers = 0;
   numAsked = 0;
   numSilent = 0;
+  numUnheard = 0;
   /** What an asked server sends. */
   answer = 0;
   readonly watch = new SilenceWatch({
     clock: this.clock,
     longestMs: 2_000,
-    readCount: async () => this.count,
+    readCounts: async () => ({ received: this.count, questions: this.questions, answers: this.answers }),
     ask: () => {
       this.numAsked += 1;
       this.count += this.answer;
+      this.lastAskAt = this.clock.now();
     },
     onSilent: () => (this.numSilent += 1),
+    onUnheard: () => (this.numUnheard += 1),
   });
+  private lastAskAt = Number.NEGATIVE_INFINITY;
 
   /** In steps of as much as a timer may be late. */
   async pass(ms: number, stepMs = 250): Promise<void> {
@@ -27,6 +33,21 @@ class Rig {
       this.clock.advance(stepMs);
       await Promise.resolve();
       await Promise.resolve();
+    }
+  }
+
+  /** As `pass`; pictures come all the time, and each half second the server asks if it has heard nothing since its last look. */
+  async passWithServer(ms: number, { isHeard = true, stepMs = 250 } = {}): Promise<void> {
+    let sinceLook = 0;
+    for (let passed = 0; passed < ms; passed += stepMs) {
+      this.count += 1;
+      sinceLook += stepMs;
+      if (sinceLook >= 500) {
+        const wasHeard = isHeard && this.clock.now() - this.lastAskAt < 500;
+        if (!wasHeard) this.questions += Math.floor(sinceLook / 500);
+        sinceLook %= 500;
+      }
+      await this.pass(stepMs, stepMs);
     }
   }
 }
@@ -89,5 +110,43 @@ describe("a watch for silence", () => {
     rig.watch.stop();
     await rig.pass(5_000);
     assert.deepEqual([rig.numSilent, rig.clock.numTimers], [0, 0]);
+  });
+});
+
+describe("a watch for what gets to the other side", () => {
+  test("tells once when the other side goes on asking, though it was told", async () => {
+    const rig = new Rig();
+    rig.watch.start();
+    await rig.passWithServer(1_500, { isHeard: false });
+    assert.deepEqual([rig.numUnheard, rig.numSilent], [0, 0]);
+    await rig.passWithServer(10_000, { isHeard: false });
+    assert.deepEqual([rig.numUnheard, rig.numSilent, rig.clock.numTimers], [1, 0, 0]);
+    assert.ok(rig.numAsked >= 4);
+  });
+
+  test("leaves a connection alone on which this side had nothing to say", async () => {
+    const rig = new Rig();
+    rig.watch.start();
+    await rig.passWithServer(120_000);
+    assert.equal(rig.numUnheard, 0);
+    assert.ok(rig.questions >= 60, "it was asked");
+    assert.ok(rig.numAsked >= 60, "and answered");
+  });
+
+  test("takes its own late looks for no deafness of the other side", async () => {
+    const rig = new Rig();
+    rig.watch.start();
+    await rig.passWithServer(60_000, { isHeard: false, stepMs: 1_000 });
+    assert.equal(rig.numUnheard, 0);
+  });
+
+  test("believes an answer more than questions", async () => {
+    const rig = new Rig();
+    rig.watch.start();
+    for (let i = 0; i < 40; i += 1) {
+      rig.answers += 1;
+      await rig.passWithServer(1_000, { isHeard: false });
+    }
+    assert.equal(rig.numUnheard, 0);
   });
 });

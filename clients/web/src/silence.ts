@@ -1,4 +1,5 @@
 import type { Clock } from "./clock.js";
+import { type Counts, UnheardTime } from "./unheard.js";
 
 const LOOK_INTERVAL_MS = 250;
 /** What a look counts at most: where everything stood still, this page too, what came meanwhile is not read yet. */
@@ -8,14 +9,20 @@ const ASK_AFTER_MS = 500;
 export interface SilenceParts {
   readonly clock: Clock;
   readonly longestMs: number;
-  /** Grows while something arrives; 0 where that is not known, which counts as no silence. */
-  readonly readCount: () => Promise<number>;
-  /** Makes the other side send something, if it is there: it may have nothing to say by itself. */
+  /** No silence where it is not known what was received. */
+  readonly readCounts: () => Promise<Counts>;
+  /** Sends something that makes the other side send something too, if it is there: it may have nothing to say by itself. */
   readonly ask: () => void;
+  /** Nothing came. */
   readonly onSilent: () => void;
+  /** Nothing arrived there, though something came from there. */
+  readonly onUnheard: () => void;
 }
 
-/** Watches what arrives: asks where nothing does, again and again, and tells once when nothing has for `longestMs`. */
+/**
+ * Watches a connection both ways: asks where nothing comes, or the other side seems to hear nothing, again and again, and tells
+ * once when it was so for `longestMs`.
+ */
 export class SilenceWatch {
   private cancelLook: () => void = () => {};
   private isOn = false;
@@ -25,7 +32,7 @@ export class SilenceWatch {
   /** Begins to count the silence now. */
   start(): void {
     this.isOn = true;
-    this.look(Number.NaN, 0, this.parts.clock.now());
+    this.look(Number.NaN, 0, this.parts.clock.now(), new UnheardTime());
   }
 
   stop(): void {
@@ -33,20 +40,23 @@ export class SilenceWatch {
     this.cancelLook();
   }
 
-  private look(before: number, beforeMs: number, lookedAt: number): void {
-    const { clock, longestMs, readCount, ask, onSilent } = this.parts;
+  private look(before: number, beforeMs: number, lookedAt: number, unheard: UnheardTime): void {
+    const { clock, longestMs, readCounts, ask, onSilent, onUnheard } = this.parts;
     this.cancelLook = clock.after(LOOK_INTERVAL_MS, () => {
-      void readCount().then((count) => {
+      void readCounts().then((counts) => {
         if (!this.isOn) return;
         const now = clock.now();
-        const silentMs = count > before || count === 0 ? 0 : beforeMs + Math.min(now - lookedAt, LONGEST_LOOK_MS);
-        if (silentMs >= longestMs) {
+        const { received } = counts;
+        const silentMs = received > before || received === 0 ? 0 : beforeMs + Math.min(now - lookedAt, LONGEST_LOOK_MS);
+        const unheardMs = unheard.look(counts, now);
+        if (silentMs >= longestMs || unheardMs >= longestMs) {
           this.stop();
-          onSilent();
+          if (silentMs >= longestMs) onSilent();
+          else onUnheard();
           return;
         }
-        if (silentMs >= ASK_AFTER_MS) ask();
-        this.look(count, silentMs, now);
+        if (silentMs >= ASK_AFTER_MS || unheardMs > 0) ask();
+        this.look(received, silentMs, now, unheard);
       });
     });
   }

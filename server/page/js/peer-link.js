@@ -5,8 +5,9 @@ import { SilenceWatch } from "./silence.js";
 /** How long WebRTC may take to come up before something else is tried. */
 export const ICE_DEADLINE_MS = 3_000;
 /**
- * A connection over which nothing has come this long, though the server was asked, is dead. Browsers notice after five seconds and
- * more; with what follows, another carrier shows its first picture within three.
+ * A connection over which nothing has come this long, though the server was asked, is dead; so is one by which nothing gets to the
+ * server: it would show pictures until the server waits for the acknowledgements. Browsers notice after five seconds and more; with
+ * what follows, another carrier shows its first picture within three.
  */
 const LONGEST_SILENCE_MS = 1_750;
 const GIVE_UP_TIMEOUT_MS = 5_000;
@@ -36,10 +37,11 @@ export class PeerLink {
         this.silence = new SilenceWatch({
             clock: options.clock,
             longestMs: LONGEST_SILENCE_MS,
-            readCount: () => this.countReceived(),
+            readCounts: () => this.readCounts(),
             // Each message is acknowledged below the protocol.
             ask: () => this.send(PROBE),
             onSilent: () => this.lose("WebRTC fell silent."),
+            onUnheard: () => this.lose("Nothing gets to the server by WebRTC any more."),
         });
     }
     /**
@@ -150,16 +152,17 @@ export class PeerLink {
         this.channel.onclose = this.channel.onmessage = null;
         this.peer.onconnectionstatechange = null;
     }
-    /** Packets of every kind, answers to the browser's own checks too; 0 in a browser that does not count them. */
-    async countReceived() {
-        let count = 0;
+    /** Packets of every kind, and the checks of ICE among them, which a browser answers by itself; 0 where it does not count them. */
+    async readCounts() {
+        let [packetBytes, questions, answers] = [0, 0, 0];
         for (const stat of (await this.peer.getStats()).values()) {
             if (stat["type"] !== "candidate-pair")
                 continue;
-            for (const name of ["bytesReceived", "responsesReceived", "requestsReceived"])
-                count += Number(stat[name] ?? 0);
+            packetBytes += Number(stat["bytesReceived"] ?? 0);
+            questions += Number(stat["requestsReceived"] ?? 0);
+            answers += Number(stat["responsesReceived"] ?? 0);
         }
-        return count;
+        return { received: packetBytes + questions + answers, questions, answers };
     }
     async call(method, path, signal, body) {
         const { sessionUrl, token } = this.options;

@@ -1,8 +1,12 @@
+import { UnheardTime } from "./unheard.js";
 const LOOK_INTERVAL_MS = 250;
 /** What a look counts at most: where everything stood still, this page too, what came meanwhile is not read yet. */
 const LONGEST_LOOK_MS = 1_000;
 const ASK_AFTER_MS = 500;
-/** Watches what arrives: asks where nothing does, again and again, and tells once when nothing has for `longestMs`. */
+/**
+ * Watches a connection both ways: asks where nothing comes, or the other side seems to hear nothing, again and again, and tells
+ * once when it was so for `longestMs`.
+ */
 export class SilenceWatch {
     parts;
     cancelLook = () => { };
@@ -13,28 +17,33 @@ export class SilenceWatch {
     /** Begins to count the silence now. */
     start() {
         this.isOn = true;
-        this.look(Number.NaN, 0, this.parts.clock.now());
+        this.look(Number.NaN, 0, this.parts.clock.now(), new UnheardTime());
     }
     stop() {
         this.isOn = false;
         this.cancelLook();
     }
-    look(before, beforeMs, lookedAt) {
-        const { clock, longestMs, readCount, ask, onSilent } = this.parts;
+    look(before, beforeMs, lookedAt, unheard) {
+        const { clock, longestMs, readCounts, ask, onSilent, onUnheard } = this.parts;
         this.cancelLook = clock.after(LOOK_INTERVAL_MS, () => {
-            void readCount().then((count) => {
+            void readCounts().then((counts) => {
                 if (!this.isOn)
                     return;
                 const now = clock.now();
-                const silentMs = count > before || count === 0 ? 0 : beforeMs + Math.min(now - lookedAt, LONGEST_LOOK_MS);
-                if (silentMs >= longestMs) {
+                const { received } = counts;
+                const silentMs = received > before || received === 0 ? 0 : beforeMs + Math.min(now - lookedAt, LONGEST_LOOK_MS);
+                const unheardMs = unheard.look(counts, now);
+                if (silentMs >= longestMs || unheardMs >= longestMs) {
                     this.stop();
-                    onSilent();
+                    if (silentMs >= longestMs)
+                        onSilent();
+                    else
+                        onUnheard();
                     return;
                 }
-                if (silentMs >= ASK_AFTER_MS)
+                if (silentMs >= ASK_AFTER_MS || unheardMs > 0)
                     ask();
-                this.look(count, silentMs, now);
+                this.look(received, silentMs, now, unheard);
             });
         });
     }
