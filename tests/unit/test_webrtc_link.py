@@ -16,7 +16,12 @@ async def test_nothing_is_started_that_closing_has_passed_by() -> None:
     """The task that brings the parts up may have waited for its last step just then."""
     peer = RtcPeer(with_video=True, with_channel=True)
     try:
-        link = Link(Gathering(IceSettings(("127.0.0.1",))), Feedback(lambda codec: None, lambda bits: None), PacketTrack(16))
+        link = Link(
+            Gathering(IceSettings(("127.0.0.1",))),
+            Feedback(lambda codec: None, lambda bits: None),
+            PacketTrack(16),
+            max_message_bytes=65_536,
+        )
         await link.answer(read_offer(await peer.offer()))
     finally:
         await peer.close()

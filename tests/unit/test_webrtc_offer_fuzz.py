@@ -189,7 +189,12 @@ def test_every_offer_is_answered_or_refused_in_our_words(offer: str, changes: Ch
         link: Link | None = None
         try:
             read = read_offer(changed(offer, changes))
-            link = Link(gathering, Feedback(lambda codec: None, lambda bits: None), PacketTrack(16) if read.has_video else None)
+            link = Link(
+                gathering,
+                Feedback(lambda codec: None, lambda bits: None),
+                PacketTrack(16) if read.has_video else None,
+                max_message_bytes=65_536,
+            )
             assert "a=setup" in await link.answer(read)
         except ApiError as error:
             assert error.code in ("sdp_invalid", "codec_unsupported")

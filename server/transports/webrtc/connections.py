@@ -76,7 +76,12 @@ class WebRtcConnections:
         if len(self._connections) >= self._limits.max_connections:
             raise ApiError("connections_full", f"{self._limits.max_connections} WebRTC connections are open, and no more fit")
         fps = _fps_to_play(session)
-        link = Link(self._gathering, _feedback(session, role), PacketTrack(fps) if _takes_track(session, role, offer) else None)
+        link = Link(
+            self._gathering,
+            _feedback(session, role),
+            PacketTrack(fps) if _takes_track(session, role, offer) else None,
+            max_message_bytes=self._limits.max_message_bytes,
+        )
         connection_id = secrets.token_hex(12)
         # Counted before the first wait, so that many offers at once don't pass the bound.
         self._connections[connection_id] = connection = _Connection(session, role, offer, link)
@@ -157,13 +162,13 @@ class WebRtcConnections:
         if link.channel is None:
             messages = MuteClient(role, lambda: link.num_reports)
         else:
-            messages = DataChannelMessages(
+            messages = channel = DataChannelMessages(
                 link.channel,
                 self._timers,
                 max_messages_per_s=self._peers.max_messages_per_s,
-                max_message_bytes=self._limits.max_message_bytes,
                 piece_bytes=min(MESSAGE_BYTES, connection.offer.max_message_bytes or MESSAGE_BYTES),
             )
+            link.on_refused(channel.refuse)
         return Peer(
             connection.session,
             WebRtcTransport(link, messages),

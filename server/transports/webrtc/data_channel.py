@@ -36,14 +36,12 @@ class DataChannelMessages:
         timers: Timers,
         *,
         max_messages_per_s: int,
-        max_message_bytes: int,
         piece_bytes: int,
     ) -> None:
-        """``max_message_bytes`` from the peer; ``piece_bytes`` of a frame at most go to it in one message."""
+        """``piece_bytes`` of a frame at most go to the peer in one message."""
         self._channel = channel
         self._piece_bytes = piece_bytes
         self._timers = timers
-        self._max_message_bytes = max_message_bytes
         self._rate = RateBound(FLOOD_FACTOR * max_messages_per_s, timers.now_s())
         self._inbox = Inbox(timers)
         self._low = asyncio.Event()
@@ -65,6 +63,10 @@ class DataChannelMessages:
         data = pack_frame(frame)
         for start in range(0, len(data), self._piece_bytes):
             await self._send(data[start : start + self._piece_bytes])
+
+    def refuse(self, violation: ProtocolViolation) -> None:
+        """Nothing more is taken from the peer; ``receive`` raises it."""
+        self._inbox.fail(violation)
 
     def lose(self) -> None:
         """The connection is gone."""
@@ -102,8 +104,6 @@ class DataChannelMessages:
                 raise ProtocolViolation("rate_exceeded", "far too many messages in a second")
             if isinstance(data, bytes):
                 raise ProtocolViolation("binary_not_allowed", "a client sends text messages only")
-            if len(data) > self._max_message_bytes:
-                raise ProtocolViolation("message_invalid", f"a message has at most {self._max_message_bytes} characters")
             self._inbox.put(parse_client_message(data))
         except ProtocolViolation as violation:
             self._inbox.fail(violation)

@@ -12,14 +12,15 @@ from aiortc import (
     RTCBundlePolicy,
     RTCConfiguration,
     RTCDataChannel,
+    RTCDtlsTransport,
     RTCPeerConnection,
     RTCRtpSender,
     RTCSessionDescription,
 )
 from aiortc.rtcicetransport import RTCIceTransport
+from aiortc.rtcrtpparameters import RTCRtcpFeedback
 from aiortc.rtp import (
     RTCP_PSFB_APP,
-    RTCP_PSFB_FIR,
     RTCP_PSFB_PLI,
     AnyRtcpPacket,
     RtcpPsfbPacket,
@@ -27,11 +28,13 @@ from aiortc.rtp import (
     unpack_remb_fci,
 )
 
-from ithaka.server.errors import ApiError
+from ithaka.server.errors import ApiError, ProtocolViolation
 from ithaka.server.transports.base import TransportLost
 from ithaka.server.transports.webrtc.gathering import Gathering, PortsTakenError
 from ithaka.server.transports.webrtc.offer import Fragment, Offer
 from ithaka.server.transports.webrtc.playout_delay import send_without_delay, with_playout_delay
+from ithaka.server.transports.webrtc.rtcp_guard import RtcpGuard
+from ithaka.server.transports.webrtc.sctp_guard import SctpGuard
 from ithaka.server.transports.webrtc.track import PacketTrack
 from ithaka.workers.contract import Codec
 
@@ -56,7 +59,7 @@ class Feedback:
 class Link:
     """``track`` is None where the offer gets no video, ``channel`` until the peer has opened it."""
 
-    def __init__(self, gathering: Gathering, feedback: Feedback, track: PacketTrack | None) -> None:
+    def __init__(self, gathering: Gathering, feedback: Feedback, track: PacketTrack | None, *, max_message_bytes: int) -> None:
         self.track = track
         self.channel: RTCDataChannel | None = None
         self.codec: Codec = "h264"
@@ -67,12 +70,15 @@ class Link:
         """Datagrams that came, of whatever kind."""
         self._gathering = gathering
         self._feedback = feedback
+        self._max_message_bytes = max_message_bytes
         self._sender: RTCRtpSender | None = None
         self._rtp_origin: int | None = None
         self._offer: Offer | None = None
         self._changed = asyncio.Event()
         self._is_lost = False
         self._lost_listeners: list[Callable[[], None]] = []
+        self._violation: ProtocolViolation | None = None
+        self._on_refused: Callable[[ProtocolViolation], None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._connection = RTCPeerConnection(RTCConfiguration(list(gathering.servers), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE))
         self._connection.on("connectionstatechange", self._state_changed)
@@ -112,9 +118,13 @@ class Link:
                 continue
             if transceiver._codecs[0].mimeType.lower() == "video/vp8":
                 self.codec = "vp8"
+            for codec in transceiver._codecs:
+                if codec.payloadType in offer.fir_payload_types:
+                    codec.rtcpFeedback.append(RTCRtcpFeedback(type="ccm", parameter="fir"))
             if offer.playout_delay_id is not None:
                 transceiver._headerExtensions = with_playout_delay(transceiver._headerExtensions, offer.playout_delay_id)
                 send_without_delay(transceiver.sender)
+        self._guard()
         for transport in self._ice_transports():
             self._gathering.lead(transport._connection, self._heard)
         try:
@@ -163,6 +173,12 @@ class Link:
         else:
             self._lost_listeners.append(listener)
 
+    def on_refused(self, listener: Callable[[ProtocolViolation], None]) -> None:
+        """Called once where the peer asks for too much below the protocol, now where it has done so already."""
+        self._on_refused = listener
+        if self._violation is not None:
+            listener(self._violation)
+
     async def close(self) -> None:
         """Goes on to its end when the caller is cancelled, and holds nobody up for long. Idempotent."""
         if self._closing is None:
@@ -185,15 +201,46 @@ class Link:
                 request.add_message_integrity((agent.remote_password or "").encode())
                 pair.protocol.send_stun(request, pair.remote_addr)
 
+    def _guard(self) -> None:
+        """Nothing that DTLS brings reaches aiortc unseen."""
+        connection = self._connection
+        if connection.sctp is not None:
+            SctpGuard(
+                connection.sctp,
+                max_message_bytes=self._max_message_bytes,
+                on_refused=self._refuse,
+                on_fault=self._fail,
+            )
+        for dtls in self._dtls_transports():
+            RtcpGuard(dtls, on_key_frame=self._tell_key_frame, on_fault=self._fail)
+
+    def _refuse(self, violation: ProtocolViolation) -> None:
+        self._violation = violation
+        if self.channel is None:
+            self._lose()
+        elif self._on_refused is not None:
+            self._on_refused(violation)
+
+    def _fail(self, error: Exception) -> None:
+        log.warning("webrtc.packet_unhandled", reason=repr(error))
+        self._lose()
+
+    def _tell_key_frame(self, ssrcs: frozenset[int]) -> None:
+        if self._sender is not None and self._sender._ssrc in ssrcs:
+            self._feedback.key_frame_wanted(self.codec)
+
     def _heard(self) -> None:
         self.num_heard += 1
 
-    def _ice_transports(self) -> set[RTCIceTransport]:
+    def _dtls_transports(self) -> set[RTCDtlsTransport]:
         connection = self._connection
-        transports = {transceiver.sender.transport.transport for transceiver in connection.getTransceivers()}
+        transports = {transceiver.sender.transport for transceiver in connection.getTransceivers()}
         if connection.sctp is not None:
-            transports.add(connection.sctp.transport.transport)
+            transports.add(connection.sctp.transport)
         return transports
+
+    def _ice_transports(self) -> set[RTCIceTransport]:
+        return {dtls.transport for dtls in self._dtls_transports()}
 
     def _unless_closing(self, start: Callable[P, Awaitable[None]]) -> Callable[P, Coroutine[Any, Any, None]]:
         """aiortc may come to start a part that closing has passed by already; nobody would stop it then."""
@@ -212,7 +259,7 @@ class Link:
             await handle(packet)
             if isinstance(packet, RtcpRrPacket):
                 self.num_reports += 1
-            elif isinstance(packet, RtcpPsfbPacket) and packet.fmt in (RTCP_PSFB_PLI, RTCP_PSFB_FIR):
+            elif isinstance(packet, RtcpPsfbPacket) and packet.fmt == RTCP_PSFB_PLI:
                 self._feedback.key_frame_wanted(self.codec)
             elif isinstance(packet, RtcpPsfbPacket) and packet.fmt == RTCP_PSFB_APP:
                 self._tell_bitrate(packet, sender)

@@ -32,7 +32,8 @@ _CANDIDATE = "candidate:"
 class Offer:
     """``sdp`` is what of the peer's words a connection is made from; ``ice_username`` names its ICE session, ``mids`` its media
     sections in order. ``playout_delay_id`` is the RTP header extension's, None where the peer does not know it.
-    ``max_message_bytes`` of the data channel; None for any.
+    ``max_message_bytes`` of the data channel; None for any. ``fir_payload_types``: those whose key frames the peer may ask for
+    by FIR.
     """
 
     sdp: str
@@ -42,6 +43,7 @@ class Offer:
     mids: tuple[str, ...]
     playout_delay_id: int | None
     max_message_bytes: int | None
+    fir_payload_types: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def read_offer(sdp: str) -> Offer:
         mids,
         _playout_delay_id(video) if has_video and video is not None else None,
         DEFAULT_MESSAGE_BYTES if capabilities is None else capabilities.maxMessageSize or None,
+        frozenset() if video is None else _fir_payload_types(video),
     )
 
 
@@ -199,6 +202,15 @@ def _playout_delay_id(video: MediaDescription) -> int | None:
     # Longer ids would need another form of header, on which the peer would have to agree.
     extensions = video.rtp.headerExtensions
     return next((one.id for one in extensions if one.uri == URI and one.id <= MAX_SHORT_EXTENSION_ID), None)
+
+
+def _fir_payload_types(video: MediaDescription) -> frozenset[int]:
+    return frozenset(
+        codec.payloadType
+        for codec in video.rtp.codecs
+        if codec.payloadType is not None
+        and any((feedback.type, feedback.parameter) == ("ccm", "fir") for feedback in codec.rtcpFeedback)
+    )
 
 
 def _invalid(message: str) -> ApiError:
