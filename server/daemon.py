@@ -35,6 +35,7 @@ from ithaka.server.session.spec import Surroundings
 from ithaka.server.session.timers import LoopTimers, Timers, wall_clock_s
 from ithaka.server.transports.webrtc.connections import ConnectionLimits, WebRtcConnections
 from ithaka.server.transports.webrtc.gathering import Gathering, GatheringError
+from ithaka.server.transports.webrtc.guard import AiortcError, check_aiortc
 from ithaka.server.transports.webrtc.settings import ice_settings
 from ithaka.server.websocket_protocol import TellingWebSocket
 
@@ -176,8 +177,9 @@ def build(
 def _gathering(config: ServeConfig) -> Gathering:
     gathering = Gathering(ice_settings(config))
     try:
+        check_aiortc()
         gathering.check()
-    except GatheringError as error:
+    except (AiortcError, GatheringError) as error:
         raise StartError(str(error)) from None
     return gathering
 
