@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FilePath, IPvAnyAddress, SecretStr, field_validator, model_validator
 
+from ithaka.configs.numbers import no_truth_value
+
 BitsPerSecond = Annotated[int, Field(ge=50_000, le=100_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -20,6 +22,12 @@ class Section(BaseModel):
     """Unknown fields are typos, so they are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _nothing_is_true_or_false(cls, value: Any) -> Any:
+        """No field is one. A family's options are its own to judge."""
+        return no_truth_value(value)
 
 
 class ServerSection(Section):

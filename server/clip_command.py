@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from ithaka.configs.schema import ModelSection, ServeConfig
-from ithaka.server.control_script import ScriptEntry
+from ithaka.server.control_script import ControlScript
 from ithaka.server.engine_client import PacketArrived, SessionRequest
-from ithaka.server.generate import Generation
+from ithaka.server.generate import Generation, GenerationError
 from ithaka.server.mp4_writer import Mp4Writer
 from ithaka.server.supervisor import LocalEngine
 from ithaka.workers.contract import ModelDescription
@@ -25,10 +25,10 @@ async def make_clip(
     num_frames: int,
     seed: int,
     prompt: str,
-    script: Mapping[int, tuple[ScriptEntry, ...]],
+    script: ControlScript,
     exact: bool,
 ) -> None:
-    """Write ``output``, whole or not at all. Raises GenerationError, EngineError, OSError."""
+    """Write ``output``, whole or not at all. Raises ScriptError, GenerationError, EngineError, OSError."""
     engine = LocalEngine(config.model_copy(update={"models": (model,)}))
     partial = output.with_name(f".{output.name}.partial")
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -44,8 +44,15 @@ async def make_clip(
                 writers[0].write(packet.payload, pts=packet.header.pts, key=packet.header.key)
                 progress.advance(task)
 
+            def judge(description: ModelDescription) -> None:
+                if prompt and not description.takes_prompt:
+                    raise GenerationError(f"--prompt: model {model.name!r} takes no prompt")
+                script.require_model(description, num_frames)
+
             request = SessionRequest("clip", model.name, seed, prompt, "exact" if exact else "lossy")
-            generation = Generation(engine, request, num_frames=num_frames, script=script, on_packet=write)
+            generation = Generation(
+                engine, request, num_frames=num_frames, script=script.by_frame(), on_ready=judge, on_packet=write
+            )
             try:
                 clip = await generation.run()
             finally:

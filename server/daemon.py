@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import signal
 import socket
@@ -76,9 +77,11 @@ class SignalLog:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGINT and SIGTERM are ours while this lasts."""
+        """Those of Ctrl-C, of a supervisor and of a terminal that is closed are ours while this lasts."""
         loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        if before[signal.SIGHUP] is signal.SIG_IGN:
+            del before[signal.SIGHUP]  # nohup: it shall outlive its terminal
         for number in before:
             loop.add_signal_handler(number, self.record)
         try:
@@ -170,7 +173,7 @@ def build(
     rtc = WebRtcConnections(_gathering(config), limits, peers=peers, timers=timers, metrics=metrics)
     services = Services(config, registry, Access(config, tokens), metrics, timers, peers, rtc, recordings, wall_s)
     app = create_app(services, num_connections=lambda: len(http.server_state.connections), page_folder=page_folder)
-    http = _http_server(config, app)
+    http = _http_server(config, app, timers)
     return Daemon(config, engine, services, http, signals)
 
 
@@ -193,11 +196,12 @@ def _recordings(section: RecordingSection, timers: Timers, wall_s: Callable[[], 
     return recordings
 
 
-def _http_server(config: ServeConfig, app: ASGIApp) -> HttpServer:
+def _http_server(config: ServeConfig, app: ASGIApp, timers: Timers) -> HttpServer:
     server = config.server
+    websocket = functools.partial(TellingWebSocket, max_frames_per_s=server.max_messages_per_s, now_s=timers.now_s)
     settings = uvicorn.Config(
         app,
-        ws=TellingWebSocket,
+        ws=websocket,  # type: ignore[arg-type]
         ws_max_size=server.max_body_bytes,
         ws_per_message_deflate=False,
         ws_ping_interval=None,

@@ -11,26 +11,33 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ithaka.server.cli import main
 
 
 @contextlib.contextmanager
-def own_foreground(terminal_fd: int) -> Iterator[None]:
-    """In a new group in the foreground of ``terminal_fd``, where ours is that; given back in the end. Else nothing."""
+def own_foreground(terminal_fd: int) -> Iterator[Callable[[], None]]:
+    """In a new group in the foreground of ``terminal_fd``, where ours is that; else nothing.
+
+    Given back in the end, or by what this yields, for who ends the process at once.
+    """
     group = os.getpgrp()
     if not os.isatty(terminal_fd) or os.tcgetpgrp(terminal_fd) != group or group == os.getpid():
-        yield
+        yield lambda: None
         return
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     os.setpgid(0, 0)
     _give_terminal(terminal_fd, os.getpgrp())
-    try:
-        yield
-    finally:
+
+    def give_back() -> None:
         with contextlib.suppress(OSError):
             _give_terminal(terminal_fd, group)
+
+    try:
+        yield give_back
+    finally:
+        give_back()
 
 
 def _give_terminal(terminal_fd: int, group: int) -> None:
@@ -43,5 +50,5 @@ def _give_terminal(terminal_fd: int, group: int) -> None:
 
 
 if __name__ == "__main__":
-    with own_foreground(sys.stdin.fileno()):
-        main()
+    with own_foreground(sys.stdin.fileno()) as give_back:
+        main(before_leaving=give_back)

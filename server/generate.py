@@ -31,7 +31,10 @@ class Clip:
 
 
 class Generation:
-    """Runs one request to its last frame. ``on_packet`` gets each access unit in order.
+    """Runs one request to its last frame.
+
+    ``on_ready`` sees the model before anything is made, and what it raises ends the run; ``on_packet`` gets each access unit in
+    order.
 
     Frames wait in the engine until they are granted; a grant reaches to the next scripted input, at a chunk's border.
     """
@@ -43,12 +46,14 @@ class Generation:
         *,
         num_frames: int,
         script: Mapping[int, tuple[ScriptEntry, ...]],
+        on_ready: Callable[[ModelDescription], None],
         on_packet: Callable[[ModelDescription, PacketArrived], None],
     ) -> None:
         self._engine = engine
         self._request = request
         self._num_frames = num_frames
         self._script = dict(script)
+        self._on_ready = on_ready
         self._on_packet = on_packet
         self._description: ModelDescription | None = None
         self._received = 0
@@ -58,7 +63,7 @@ class Generation:
         self._done: asyncio.Future[Clip] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Clip:
-        """Start the engine, make the clip. The caller stops the engine. Raises GenerationError, EngineError."""
+        """Start the engine, make the clip. The caller stops the engine. Raises GenerationError, EngineError, ``on_ready``'s."""
         await self._engine.start(self._on_event)
         return await self._done
 
@@ -74,6 +79,8 @@ class Generation:
         match event:
             case ModelChanged(status) if status.name == self._request.model:
                 if status.state is ModelState.READY and self._description is None:
+                    assert status.description is not None
+                    self._on_ready(status.description)
                     self._description = status.description
                     self._engine.start_session(self._request)
                 elif status.state is ModelState.FAILED:

@@ -36,7 +36,11 @@ class CreateBody(Schema):
     max_frames: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQ)] | None = None
     delivery: Delivery = "lossless"
     record: bool = False
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The model's own, judged by it when the session starts: where it does not take them, the session ends with "
+        "the reason `invalid_session_options` after this request was answered.",
+    )
 
     @model_validator(mode="after")
     def _live_is_paced(self) -> Self:

@@ -42,6 +42,9 @@ class Running:
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
+    def leader(self) -> psutil.Process:
+        return next(child for child in self.children if "ithaka.workers.encode" not in child.cmdline())
+
     async def ended(self) -> int:
         return await asyncio.to_thread(self.process.wait, 30)
 
@@ -87,13 +90,14 @@ async def stream(daemon: Running) -> AsyncIterator[tuple[websockets.ClientConnec
 
 
 @pytest.mark.parametrize("daemon", [2], indirect=True)
-async def test_a_streaming_session_is_delivered_before_the_daemon_goes(daemon: Running) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_streaming_session_is_delivered_before_the_daemon_goes(daemon: Running, number: signal.Signals) -> None:
     async with Client(daemon.url) as client, await client.create_session("barcodes") as session:
         seqs = []
         async for frame in session.frames():
             seqs.append(frame.seq)
             if frame.seq == 10:
-                daemon.interrupt()
+                daemon.process.send_signal(number)
         assert seqs == list(range(1, len(seqs) + 1))
         assert session.outcome is not None
         assert (session.outcome.delivered, session.outcome.reason) == (True, "server_stopping")
@@ -101,15 +105,18 @@ async def test_a_streaming_session_is_delivered_before_the_daemon_goes(daemon: R
     daemon.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("state", ["queued", "connecting", "connected", "paused", "detached", "draining"])
+@pytest.mark.parametrize("state", ["queued", "admitted", "connecting", "connected", "paused", "detached", "draining"])
 async def test_one_interrupt_ends_every_kind_of_session(daemon: Running, state: str) -> None:
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=daemon.url))
         if state == "queued":
             await http.post("/v1/sessions", json={"model": "barcodes"})
-        if state in ("queued", "connecting"):
-            created = await http.post("/v1/sessions", json={"model": "barcodes"})
-            assert created.status_code == (202 if state == "queued" else 201)
+        if state == "admitted":
+            daemon.leader().suspend()
+        if state in ("queued", "admitted", "connecting"):
+            created = (await http.post("/v1/sessions", json={"model": "barcodes"})).json()
+            while (seen := (await http.get(f"/v1/sessions/{created['id']}")).json()["state"]) != state:
+                assert (seen, state) == ("admitted", "connecting")
         else:
             socket_, hello = await stack.enter_async_context(stream(daemon))
             if state != "connected":
@@ -204,6 +211,20 @@ async def test_models_that_can_not_start_are_told_by_readyz(tmp_path: Path) -> N
         assert "group.start_failed" in line and "code=model_load_failed" in line and message in line
         assert "next='given up: mend it and start again'" in line
     assert len(log.splitlines()) == len(models), "one readable line for each"
+
+
+def test_a_clip_with_keys_that_the_model_does_not_have_is_refused_before_it_is_begun(tmp_path: Path) -> None:
+    config, script = tmp_path / "bars.yaml", tmp_path / "walk.yaml"
+    config.write_text("models: [{name: bars, family: synthetic}]\n")
+    script.write_text("- {at: 1, press: [KeyW]}\n- {at: 2, press: [KeyW, Keyw], release: [Banana]}\n")
+    command = (sys.executable, "-m", "ithaka.server.cli", "generate", tmp_path / "clip.mp4", "-c", config, "--controls", script)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"{script}: 1.press.1: model 'bars' has no key 'Keyw'; its keys are: KeyW, ")
+    assert first.endswith("; did you mean KeyW?")
+    assert second.startswith(f"{script}: 1.release.0: model 'bars' has no key 'Banana'; its keys are: KeyW, ")
+    assert not list(tmp_path.glob("*clip*"))
 
 
 def test_a_clip_of_a_model_that_can_not_start_is_refused_in_one_line(tmp_path: Path) -> None:

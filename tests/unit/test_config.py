@@ -28,6 +28,25 @@ def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
     assert load_config(path, {}, {}).server.port == 1
 
 
+def test_numbers_come_from_the_environment_as_text_and_truth_values_from_nowhere() -> None:
+    assert load_config(None, {}, {"ITHAKA_SERVER__PORT": "8000"}).server.port == 8000
+    for name, value in {"ITHAKA_SERVER__PORT": "true", "ITHAKA_SERVER": '{"port": true}'}.items():
+        with pytest.raises(ConfigError, match=f"{name}: server.port"):
+            load_config(None, {}, {name: value})
+
+
+def test_a_families_options_may_be_true_or_false(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", "models: [{name: a, family: b, options: {fast: true}}]")
+    assert load_config(path, {}, {}).models[0].options == {"fast": True}
+
+
+def test_a_secret_beside_a_truth_value_is_not_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", "access: {api_keys: [true, 0123456789abcdefgh]}")
+    with pytest.raises(ConfigError, match=r"access.api_keys: true and false") as caught:
+        load_config(path, {}, {})
+    assert "0123456789" not in str(caught.value)
+
+
 def test_lists_come_from_the_environment_as_json() -> None:
     config = load_config(None, {}, {"ITHAKA_MODELS": '[{"name": "bars", "family": "synthetic"}]'})
     assert [model.name for model in config.models] == ["bars"]
@@ -53,6 +72,14 @@ def test_lists_come_from_the_environment_as_json() -> None:
         ("models: [{family: synthetic}]", "models.0.name: Field required"),
         ("log: debug", "log: expected a mapping with fields of format, level"),
         ("server: {port: eighty}", "server.port = 'eighty': Input should be a valid integer"),
+        ("server: {port: true}", "server.port = True: true and false are no values of this field"),
+        ("sessions: {drain_timeout_s: no}", "sessions.drain_timeout_s = False: true and false"),
+        ("models: [{name: a, family: b, ranks: true}]", "models.0.ranks = True: true and false"),
+        (
+            "models: [{name: a, family: b, stages: {denoise: [true], decode: [0]}}]",
+            "models.0.stages.denoise = [True]: true and",
+        ),
+        ("webrtc: {host_candidates: [true]}", "webrtc.host_candidates = [True]: true and false"),
         ("server: {port: 70000}", "server.port = 70000: Input should be less than or equal to 65535"),
         ("sessions: {max_viewers: 10001}", "sessions.max_viewers = 10001: Input should be less than or equal to 10000"),
         ("models: []", "at least one is needed"),

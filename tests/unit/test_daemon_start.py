@@ -84,13 +84,29 @@ async def test_tls(tmp_path: Path) -> None:
     assert seen == [200]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_real_signals_are_recorded_and_given_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with structlog.testing.capture_logs():
         code = await serve(config_for(), FakeEngine(), on_ready=lambda url: os.kill(os.getpid(), number))
     assert code == 0
     assert signal.getsignal(number) is before
+
+
+async def test_what_runs_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    seen = []
+
+    def on_ready(url: str) -> None:
+        seen.append(signal.getsignal(signal.SIGHUP))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        with structlog.testing.capture_logs():
+            assert await serve(config_for(), FakeEngine(), on_ready=on_ready) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen == [signal.SIG_IGN]
 
 
 async def test_a_peer_that_takes_nothing_is_cut_by_the_kernel() -> None:

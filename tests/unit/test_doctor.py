@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from ithaka.configs.schema import ServeConfig
 from ithaka.server import doctor
-from ithaka.server.cli import app
+from ithaka.server.commands import app
 from ithaka.workers.families.wan.checksums import INDEX, record_checksums
 from ithaka.workers.families.wan.weights_folder import SHIPPED
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ithaka.server.control_script import ScriptEntry, ScriptError, read_script
+from ithaka.server.control_script import ControlScript, ScriptEntry, ScriptError, read_script
 from ithaka.server.engine_client import (
     EngineListener,
     EngineSessionEnded,
@@ -88,6 +88,7 @@ async def run(engine: ScriptedEngine, num_frames: int, script: dict[int, tuple[S
         REQUEST,
         num_frames=num_frames,
         script=script,
+        on_ready=lambda _description: None,
         on_packet=lambda _description, packet: packets.append(packet.header.seq),
     )
     return (await generation.run()).num_frames, packets
@@ -112,6 +113,18 @@ async def test_a_clip_has_its_length_and_inputs_act_at_chunk_borders(
     assert [control_id for _, control_id in engine.controls] == list(range(1, len(reached) + 1))
 
 
+async def test_what_is_wrong_with_the_model_is_told_before_it_is_asked() -> None:
+    engine = ScriptedEngine()
+
+    def refuse(description: ModelDescription) -> None:
+        raise ScriptError(f"not with {description.model}")
+
+    generation = Generation(engine, REQUEST, num_frames=9, script={}, on_ready=refuse, on_packet=lambda *_: None)
+    with pytest.raises(ScriptError, match="not with m"):
+        await generation.run()
+    assert engine.seq == 0
+
+
 async def test_a_model_that_ends_early_makes_a_shorter_clip() -> None:
     made, packets = await run(ScriptedEngine(num_available=5), 9, {})
     assert (made, packets) == (5, [1, 2, 3, 4, 5])
@@ -127,8 +140,14 @@ def test_a_script_is_grouped_by_frame(tmp_path: Path) -> None:
     path = tmp_path / "walk.yaml"
     path.write_text("- {at: 9, release: [KeyW]}\n- {at: 0, press: [KeyW]}\n- {at: 9, prompt: ice}\n")
     script = read_script(path)
-    assert list(script) == [0, 9]
-    assert [entry.prompt for entry in script[9]] == [None, "ice"]
+    assert list(script.by_frame()) == [0, 9]
+    assert [entry.prompt for entry in script.by_frame()[9]] == [None, "ice"]
+
+
+def test_an_empty_script_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "walk.yaml"
+    path.write_text("# nothing\n")
+    assert read_script(path).by_frame() == {}
 
 
 @pytest.mark.parametrize(
@@ -140,6 +159,9 @@ def test_a_script_is_grouped_by_frame(tmp_path: Path) -> None:
         ("{at: 1}", "an entry looks like"),
         ("- [", "not YAML"),
         ("- {at: 1, press: ['../x']}", "0.press.0"),
+        ("- {at: true}", "0.at: true and false are no values"),
+        ("- {at: 1, pointer_dx: true}", "0.pointer_dx: true and false are no values"),
+        ("false", "script: Input should be a valid tuple"),
     ],
 )
 def test_a_bad_script_names_file_and_entry(tmp_path: Path, text: str, said: str) -> None:
@@ -148,3 +170,58 @@ def test_a_bad_script_names_file_and_entry(tmp_path: Path, text: str, said: str)
     with pytest.raises(ScriptError) as caught:
         read_script(path)
     assert str(path) in str(caught.value) and said in str(caught.value)
+
+
+def description(*, chunk_frames: int = 4, takes: bool = False) -> ModelDescription:
+    return ModelDescription("m", "f", 64, 64, 12, chunk_frames, ("KeyA", "KeyW"), takes, takes, "none")
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (
+            ScriptEntry(at=0, press=("KeyA", "Keyw")),
+            "0.press.1: model 'm' has no key 'Keyw'; its keys are: KeyA, KeyW; did you mean",
+        ),
+        (ScriptEntry(at=0, release=("Banana",)), "0.release.0: model 'm' has no key 'Banana'; its keys are: KeyA, KeyW"),
+        (ScriptEntry(at=0, prompt="ice"), "0.prompt: model 'm' takes no prompt"),
+        (ScriptEntry(at=0, pointer_dx=1), "0.pointer_dx: model 'm' takes no pointer"),
+        (ScriptEntry(at=0, pointer_dy=1), "0.pointer_dy: model 'm' takes no pointer"),
+        (
+            ScriptEntry(at=9),
+            "0.at: 9 comes after the start of the last chunk, frame 8, where input is taken last; the last frame is 9",
+        ),
+    ],
+)
+def test_input_of_which_a_clip_would_show_nothing_is_refused(entry: ScriptEntry, said: str) -> None:
+    with pytest.raises(ScriptError) as caught:
+        ControlScript("walk.yaml", (entry,)).require_model(description(), 10)
+    assert str(caught.value).startswith(f"walk.yaml: {said}")
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    script = ControlScript("walk.yaml", (ScriptEntry(at=0, press=("a",)), ScriptEntry(at=1, press=("b", "KeyW", "c"))))
+    with pytest.raises(ScriptError) as caught:
+        script.require_model(description(), 10)
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["0.press.0", "1.press.0", "1.press.2"]
+
+
+def test_what_a_model_takes_passes() -> None:
+    entries = (ScriptEntry(at=8, press=("KeyA",), release=("KeyW",), pointer_dx=1, prompt="ice"),)
+    ControlScript("walk.yaml", entries).require_model(description(takes=True), 10)
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 45))
+@settings(deadline=None)
+async def test_an_entry_is_refused_exactly_where_it_would_do_nothing(num_frames: int, chunk_frames: int, at: int) -> None:
+    entry = ScriptEntry(at=at, press=("KeyW",))
+    script = ControlScript("walk.yaml", (entry,))
+    engine = ScriptedEngine(chunk_frames=chunk_frames)
+    await run(engine, num_frames, script.by_frame())
+    try:
+        script.require_length(num_frames)
+        script.require_model(description(chunk_frames=chunk_frames), num_frames)
+    except ScriptError:
+        assert engine.controls == []
+    else:
+        assert len(engine.controls) == 1

@@ -46,7 +46,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["ithaka.server.cli", "ithaka.server.daemon", "ithaka.server.supervisor", "ithaka.workers.encode"]
+    "module", ["ithaka.server.commands", "ithaka.server.daemon", "ithaka.server.supervisor", "ithaka.workers.encode"]
 )
 def test_server_and_encode_load_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(name in sys.modules for name in ('torch', 'diffusers')))"

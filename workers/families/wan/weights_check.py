@@ -39,7 +39,7 @@ def check_ranks(num_ranks: int, num_heads: int) -> None:
     if num_ranks > num_heads:
         raise FamilyLoadError(
             f"the model has {num_heads} attention heads, so it can be split over at most {num_heads} ranks, "
-            f"not {num_ranks}. Set ranks to 1, 2 or 4.",
+            f"not {num_ranks}. Set ranks to {num_heads} or fewer; numbers that divide {num_heads} share the work evenly.",
             field="ranks",
         )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ithaka.server.cli import EXIT_USAGE, app
+from ithaka.server.commands import EXIT_USAGE, app
 
 runner = CliRunner()
 
@@ -40,6 +40,14 @@ def test_a_key_that_stands_twice_ends_with_2(tmp_path: Path) -> None:
     result = runner.invoke(app, ["serve", "-c", str(path)])
     assert result.exit_code == EXIT_USAGE
     assert result.stderr == f"{path}:3:3: server.port stands here and in line 2, column 3; keep one of them\n"
+
+
+def test_input_after_the_clips_end_is_refused_with_its_last_frame(tmp_path: Path) -> None:
+    path = tmp_path / "walk.yaml"
+    path.write_text("- {at: 9, press: [KeyW]}\n- {at: 10, press: [KeyW]}\n")
+    result = runner.invoke(app, ["generate", str(tmp_path / "clip.mp4"), "-n", "10", "--controls", str(path)])
+    assert result.exit_code == EXIT_USAGE
+    assert result.stderr == f"{path}: 1.at: 10 comes after the clip's last frame, 9; make the clip longer with --frames\n"
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
