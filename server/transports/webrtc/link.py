@@ -222,7 +222,8 @@ class Link:
             self._on_refused(violation)
 
     def _fail(self, error: Exception) -> None:
-        log.warning("webrtc.packet_unhandled", reason=repr(error))
+        if not self._is_lost:
+            log.warning("webrtc.packet_unhandled", reason=repr(error))
         self._lose()
 
     def _tell_key_frame(self, ssrcs: frozenset[int]) -> None:

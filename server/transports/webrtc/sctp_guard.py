@@ -189,8 +189,8 @@ def _is_opening(message: bytes) -> bool:
     if len(message) < OPEN_BYTES:
         return False
     num_label, num_protocol = struct.unpack_from("!HH", message, 8)
-    label, rest = message[OPEN_BYTES : OPEN_BYTES + num_label], message[OPEN_BYTES + num_label :]
-    return len(rest) >= num_protocol and _is_utf8(label) and _is_utf8(rest[:num_protocol])
+    label, protocol = message[OPEN_BYTES : OPEN_BYTES + num_label], message[OPEN_BYTES + num_label :][:num_protocol]
+    return len(label) + len(protocol) == num_label + num_protocol and _is_utf8(label) and _is_utf8(protocol)
 
 
 def _is_utf8(text: bytes) -> bool:
