@@ -49,7 +49,10 @@ class ErrorCode:
 
 ERROR_CODES: dict[str, ErrorCode] = {
     # requests
-    "invalid_json": ErrorCode("The body is not JSON.", status=400),
+    "request_malformed": ErrorCode("That is no request of HTTP; the message says why.", status=400),
+    "head_too_large": ErrorCode("Request line and headers, or trailers, are larger than the server takes.", status=431),
+    "head_timeout": ErrorCode("Request line and headers did not come in time.", retryable=True, status=408),
+    "invalid_json": ErrorCode("The body is not JSON in UTF-8, or has a key twice in one object.", status=400),
     "invalid_request": ErrorCode("A field is missing, unknown or out of range; `field` names it.", status=422),
     "control_not_taken": ErrorCode("The model takes no prompt or no pointer.", status=422, close_code=CLOSE_VIOLATION),
     "control_unknown_key": ErrorCode("The model has no such key; the message names those it has.", status=422),
@@ -96,8 +99,10 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "viewers_full": ErrorCode("The session has as many viewers as it takes.", retryable=True, close_code=CLOSE_VIEWERS_FULL),
     "upgrade_invalid": ErrorCode("The request opens no WebSocket; the message says what it lacks.", status=400),
     "frame_invalid": ErrorCode("The client sent what is no frame of a WebSocket.", close_code=CLOSE_VIOLATION),
-    "message_too_large": ErrorCode("A message is larger than the server takes.", close_code=CLOSE_TOO_LARGE),
-    "message_invalid": ErrorCode("A message is not JSON, or of no known type and shape.", close_code=CLOSE_VIOLATION),
+    "message_too_large": ErrorCode("A message has more bytes or fragments than the server takes.", close_code=CLOSE_TOO_LARGE),
+    "message_invalid": ErrorCode(
+        "A message is not JSON, has a key twice, or is of no known type and shape.", close_code=CLOSE_VIOLATION
+    ),
     "binary_not_allowed": ErrorCode("A client sends text messages only.", close_code=CLOSE_VIOLATION),
     "resume_missing": ErrorCode("The first message of a connection is resume, and there is one.", close_code=CLOSE_VIOLATION),
     "resume_foreign": ErrorCode("The stream is not this session's.", close_code=CLOSE_GONE),
@@ -109,7 +114,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "ack_invalid": ErrorCode("decoded_through is larger than received_through.", close_code=CLOSE_VIOLATION),
     "ack_timeout": ErrorCode("An acknowledgement is overdue.", retryable=True, close_code=CLOSE_VIOLATION),
     "pong_timeout": ErrorCode("The client does not answer pings.", retryable=True, close_code=CLOSE_VIOLATION),
-    "rate_exceeded": ErrorCode("Too many messages in a second.", close_code=CLOSE_TOO_MANY),
+    "rate_exceeded": ErrorCode("Too many messages or frames in a second.", close_code=CLOSE_TOO_MANY),
     # ends
     "server_stopping": ErrorCode("The server stops.", retryable=True, status=503, close_code=CLOSE_GOING_AWAY, is_reason=True),
     "fin_early": ErrorCode("The client said fin before eos; the session ends.", close_code=CLOSE_VIOLATION, is_reason=True),

@@ -1,4 +1,4 @@
-"""uvicorn as the daemon needs it: without its own signals, and with bounds on what comes before a request is whole."""
+"""uvicorn's server as the daemon needs it: without its own signals, and with our protocols."""
 
 from __future__ import annotations
 
@@ -6,65 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
-MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers together."""
+from ithaka.server.http_protocol import BoundedHttpProtocol
+
 TICK_S = 1.0
-
-
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """A connection that is cut where a request's head takes too long or gets too big; a body is the app's to bound.
-
-    The time runs from the connection's start, later from a request's first bytes, and does not begin anew with more bytes.
-    Between requests uvicorn's own bound on idle connections counts.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], *, head_timeout_s: float
-    ) -> None:
-        super().__init__(config, server_state, app_state)
-        self._head_timeout_s = head_timeout_s
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._expect_head(0)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._has_request():
-            self._forget_head()
-        else:
-            self._expect_head(len(data))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_head()
-        super().connection_lost(exc)
-
-    def _has_request(self) -> bool:
-        """Whether the last request is with the app, or the connection is no longer this protocol's."""
-        if self.transport.is_closing() or self.transport.get_protocol() is not self:
-            return True
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _expect_head(self, num_bytes: int) -> None:
-        self._head_bytes += num_bytes
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self.transport.abort()
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._head_timeout_s, self.transport.abort)
-
-    def _forget_head(self) -> None:
-        self._head_bytes = 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
 
 class HttpServer(uvicorn.Server):
@@ -116,4 +64,4 @@ class HttpServer(uvicorn.Server):
                 transport.abort()
 
     def _connection(self) -> BoundedHttpProtocol:
-        return BoundedHttpProtocol(self.config, self.server_state, {}, head_timeout_s=self._head_timeout_s)
+        return BoundedHttpProtocol(self.config, self.server_state, head_timeout_s=self._head_timeout_s)

@@ -1,7 +1,8 @@
 """uvicorn's WebSocket as the daemon needs it: whatever ends a connection has a code of ours, told before it closes.
 
 What the app itself refuses is told by the app. Here is what never gets that far: handshakes that are none, frames that are no
-WebSocket's, messages that are too large or no text, and connections that are still open when the daemon goes.
+WebSocket's, messages that are too large or no text, frames that come too fast, and connections that are still open when the
+daemon goes.
 """
 
 from __future__ import annotations
@@ -10,32 +11,70 @@ import asyncio
 import http
 import json
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import uvicorn
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.datastructures import Headers
-from websockets.frames import CloseCode
+from websockets.exceptions import ProtocolError
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from ithaka.server.errors import ERROR_CODES, ProtocolViolation, error_body
 from ithaka.server.session.messages import ErrorRaised, write_message
+from ithaka.server.session.rate import RateBound
 
 VIOLATION = "ithaka.violation"
 """In the event that tells the app of the end: the ProtocolViolation behind it, which the client was told already."""
+MAX_FRAGMENTS = 256
+"""Of one message."""
+DISCARDED_BYTES = 32 * 1024 * 1024
+"""Of what comes after we closed: read and thrown away, so that the client gets to the last word."""
 
 
 class TellingServerProtocol(ServerProtocol):
-    """Says why before it closes."""
+    """Says why before it closes. Every frame counts, of a message or not, and none is parsed beyond the bound."""
 
-    def __init__(self, *, max_message_bytes: int) -> None:
+    def __init__(self, *, max_message_bytes: int, max_frames_per_s: int, now_s: Callable[[], float]) -> None:
         super().__init__(max_size=max_message_bytes, logger=logging.getLogger("uvicorn.error"))
         self._max_message_bytes = max_message_bytes
+        self._max_frames_per_s = max_frames_per_s
+        self._now_s = now_s
+        self._rate = RateBound(max_frames_per_s, now_s())
+        self._num_fragments = 0
+        self._excess: ProtocolViolation | None = None
         self.violation: ProtocolViolation | None = None
+        self._ping: bytes | None = None
+        """The last one that has no answer. Those before it need none."""
+
+    def recv_frame(self, frame: Frame) -> None:
+        """A ping is kept, not answered. Raises ProtocolError."""
+        if not self._rate.take(self._now_s()):
+            self._exceed("rate_exceeded", f"more than {self._max_frames_per_s} frames in a second")
+        if frame.opcode is Opcode.CONT:
+            self._num_fragments += 1
+        elif frame.opcode in (Opcode.TEXT, Opcode.BINARY):
+            self._num_fragments = 1
+        if self._num_fragments > MAX_FRAGMENTS:
+            self._exceed("message_too_large", f"a message has at most {MAX_FRAGMENTS} fragments")
+        if frame.opcode is Opcode.PING:
+            self._ping = bytes(frame.data)
+            self.events.append(frame)
+        else:
+            super().recv_frame(frame)
+
+    def answer_ping(self) -> bool:
+        """Send a pong for the last ping. False where there is none that waits, or it is too late or too early."""
+        if self._ping is None or self.state is not State.OPEN:
+            return False
+        self.send_pong(self._ping)
+        self._ping = None
+        return True
 
     def fail(self, code: CloseCode | int, reason: str = "") -> None:
         """The client broke the protocol. No word reaches one that is gone, or said goodbye itself."""
@@ -65,7 +104,13 @@ class TellingServerProtocol(ServerProtocol):
         error = ErrorRaised(code=violation.code, message=str(violation), retryable=retryable)
         self.send_text(write_message(error).encode())
 
+    def _exceed(self, code: str, words: str) -> NoReturn:
+        self._excess = ProtocolViolation(code, words)
+        raise ProtocolError(words)
+
     def _violation(self, code: CloseCode | int, reason: str) -> ProtocolViolation:
+        if self._excess is not None:
+            return self._excess
         match code:
             case CloseCode.MESSAGE_TOO_BIG:
                 return ProtocolViolation("message_too_large", f"a message has at most {self._max_message_bytes} bytes")
@@ -86,11 +131,22 @@ class TellingWebSocket(WebSocketsSansIOProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        max_frames_per_s: int,
+        now_s: Callable[[], float],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.conn: TellingServerProtocol = TellingServerProtocol(max_message_bytes=config.ws_max_size)
+        self.conn: TellingServerProtocol = TellingServerProtocol(
+            max_message_bytes=config.ws_max_size, max_frames_per_s=max_frames_per_s, now_s=now_s
+        )
+        self._num_discarded = 0
 
     def data_received(self, data: bytes) -> None:
+        if self.close_sent:
+            self._num_discarded += len(data)
+            if self._num_discarded > DISCARDED_BYTES:
+                self.transport.abort()
+                return
         self.conn.receive_data(data)
         # What came whole before the fault is heard.
         self.handle_events()
@@ -100,10 +156,20 @@ class TellingWebSocket(WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
+    def handle_ping(self) -> None:
+        """One answer at most waits to go out, however many pings come while the client reads nothing."""
+        if self.writable.is_set() and self.conn.answer_ping():
+            self.transport.write(b"".join(self.conn.data_to_send()))
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.handle_ping()
+
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
         # uvicorn takes a handshake that was answered by an HTTP response for one that was forgotten.
         self.handshake_complete |= self.initial_response is not None and self.close_sent
+        self.handle_ping()
 
     def send_receive_event_to_app(self) -> None:
         if self.curr_msg_data_type == "text" and not self.close_sent:

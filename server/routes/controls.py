@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from ithaka.server.routes.json_body import JsonBodyRoute
 from ithaka.server.routes.schemas import ControlRequest, ControlTaken, error_answers
 from ithaka.server.routes.services import ControlledSession
 from ithaka.server.routes.sessions import ALWAYS, BODY
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonBodyRoute)
 
 
 @router.post(

@@ -39,7 +39,9 @@ BODY_TYPES = frozenset({JSON, SDP, FRAGMENT})
 """None of them can a foreign page send without asking first."""
 _WHEP = re.compile(r"/v1/sessions/[^/]+/whep(?P<connection>/[^/]+)?")
 DISCARDED_BYTES = 16 * 1024 * 1024
-"""Of a body that is too large: read and thrown away, so that the client gets to the answer."""
+"""Of what a refused client still sends: read and thrown away, so that it gets to the answer."""
+LINGER_S = 2.0
+"""So long a refused client may send nothing before its connection is closed."""
 RETRY_AFTER_S = 5
 SECURITY_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -92,9 +94,14 @@ class ConnectionBound:
             await error_response(ApiError("too_many_connections", message, headers=headers))(scope, receive, send)
 
 
+class BodyTooLarge(ApiError):
+    def __init__(self, max_body_bytes: int) -> None:
+        super().__init__("body_too_large", f"a body has at most {max_body_bytes} bytes", headers={"Connection": "close"})
+
+
 class RequestGuard:
-    """Foreign Host or Origin: 403. Body above ``max_body_bytes``: 413, whether announced or not. One of a foreign type: 415;
-    one that is not whole after ``body_timeout_s``: 408.
+    """Foreign Host or Origin: 403. Body above ``max_body_bytes``: 413, as soon as it is announced or has come. One of a
+    foreign type: 415; one that is not whole after ``body_timeout_s``: 408.
     """
 
     def __init__(self, app: ASGIApp, guard: HostGuard, max_body_bytes: int, body_timeout_s: float) -> None:
@@ -117,6 +124,9 @@ class RequestGuard:
             error = ApiError("body_timeout", message, headers={"Connection": "close"})
             await error_response(error)(scope, receive, send)
             return
+        except BodyTooLarge as error:
+            await self._answer_first(error_response(error), scope, receive, send)
+            return
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
@@ -128,18 +138,33 @@ class RequestGuard:
         """The whole body. ``expected`` is the type to name to who sends a foreign one. Raises ApiError and ClientDisconnect."""
         if not _has_body(headers):
             return b""
+        if int(headers.get("content-length", "0")) > self._max_body_bytes:
+            raise BodyTooLarge(self._max_body_bytes)
         body = bytearray()
-        async with contextlib.aclosing(_pieces(receive, DISCARDED_BYTES)) as pieces:
+        async with contextlib.aclosing(_pieces(receive)) as pieces:
             async for piece in pieces:
-                body += piece[: max(0, self._max_body_bytes + 1 - len(body))]
-        if len(body) > self._max_body_bytes:
-            message = f"a body has at most {self._max_body_bytes} bytes"
-            raise ApiError("body_too_large", message, headers={"Connection": "close"})
+                body += piece
+                if len(body) > self._max_body_bytes:
+                    raise BodyTooLarge(self._max_body_bytes)
         kind = email.message.Message()
         kind["content-type"] = headers.get("content-type", "")
         if kind.get_content_type() not in BODY_TYPES:
             raise ApiError("unsupported_media_type", f"send the body as Content-Type: {expected}")
         return bytes(body)
+
+    async def _answer_first(self, answer: JSONResponse, scope: Scope, receive: Receive, send: Send) -> None:
+        """The whole answer goes out, and stays the last but one word while the client still sends: with the last one its
+        connection is closed, and closed under what is on its way it would be reset, and the answer lost.
+        """
+
+        async def send_open(message: Message) -> None:
+            await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+        await answer(scope, receive, send_open)
+        with contextlib.suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(self._body_timeout_s):
+                await _discard(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def body_type_of(path: str) -> str:
@@ -150,18 +175,26 @@ def body_type_of(path: str) -> str:
     return FRAGMENT if whep["connection"] else SDP
 
 
-async def _pieces(receive: Receive, bound_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The body as it comes, through ``bound_bytes``: a client reads no answer before it has sent most of its body."""
-    num_bytes = 0
-    while num_bytes <= bound_bytes:
+async def _pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
+    """The body as it comes. Raises ClientDisconnect."""
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        piece = message.get("body", b"")
-        num_bytes += len(piece)
-        yield piece
+        yield message.get("body", b"")
         if not message.get("more_body", False):
             return
+
+
+async def _discard(receive: Receive) -> None:
+    """The rest of a body. Raises ClientDisconnect, and TimeoutError when it does not go on."""
+    loop, num_bytes = asyncio.get_running_loop(), 0
+    async with asyncio.timeout(LINGER_S) as silence, contextlib.aclosing(_pieces(receive)) as pieces:
+        async for piece in pieces:
+            num_bytes += len(piece)
+            if num_bytes > DISCARDED_BYTES:
+                return
+            silence.reschedule(loop.time() + LINGER_S)
 
 
 def _has_body(headers: Headers) -> bool:

@@ -1,4 +1,4 @@
-"""Query parameters: one that a route does not know is a typo, so it is an error."""
+"""Query parameters: one that a route does not know is a typo, and of two nobody knows which counts: errors."""
 
 from __future__ import annotations
 
@@ -18,3 +18,5 @@ def only_known_query(connection: HTTPConnection) -> None:
         if name not in known:
             advice = f"it takes {', '.join(known)}" if known else "it takes none"
             raise ApiError("invalid_request", f"query.{name}: no parameter of {route.path}; {advice}", field=f"query.{name}")
+        if len(connection.query_params.getlist(name)) > 1:
+            raise ApiError("invalid_request", f"query.{name}: it stands there twice; give it once", field=f"query.{name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from ithaka.server.errors import ApiError
+from ithaka.server.routes.json_body import JsonBodyRoute
 from ithaka.server.routes.schemas import (
     CreateBody,
     CreatedView,
@@ -19,7 +20,7 @@ from ithaka.server.routes.schemas import (
 )
 from ithaka.server.routes.services import ControlledSession, Operator, Registry, SeenSession, services_of
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonBodyRoute)
 ALWAYS = (
     "invalid_request",
     "key_missing",

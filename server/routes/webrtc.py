@@ -8,13 +8,14 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from ithaka.server.errors import ApiError
+from ithaka.server.routes.json_body import JsonBodyRoute
 from ithaka.server.routes.schemas import Schema, error_answers
 from ithaka.server.routes.services import SeenSession, principal_of, services_of
 from ithaka.server.routes.sessions import ALWAYS, BODY
 from ithaka.server.transports.webrtc.offer import read_fragment, read_offer
 from ithaka.server.transports.webrtc.settings import ice_servers
 
-router = APIRouter(prefix="/v1/sessions", tags=["webrtc"])
+router = APIRouter(prefix="/v1/sessions", tags=["webrtc"], route_class=JsonBodyRoute)
 Sdp = Annotated[str, Field(min_length=1, max_length=64 * 1024)]
 OFFER = (
     "sdp_invalid",

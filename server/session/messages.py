@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ithaka.server.errors import ProtocolViolation
+from ithaka.server.json_text import MAX_TOLD_CHARACTERS, read_json
 from ithaka.server.session.events import State
 from ithaka.workers.contract import Pixels
 
@@ -152,17 +153,23 @@ class Pong(Message):
 ClientMessage = Resume | Ack | Control | Pause | Play | End | Fin | Pong
 
 _CLIENT: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="type")])
+_TYPES = ", ".join(get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(ClientMessage))
 _SERVER: TypeAdapter[ServerMessage] = TypeAdapter(Annotated[ServerMessage, Field(discriminator="type")])
 
 
 def parse_client_message(text: str | bytes) -> ClientMessage:
     """One JSON object → message. Raises ProtocolViolation with code ``message_invalid``."""
     try:
-        return _CLIENT.validate_json(text, strict=True)
+        message = _CLIENT.validate_json(text, strict=True)
+        read_json(text)
+        return message
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        raise ProtocolViolation("message_invalid", f"{path or 'message'}: {first['msg']}") from None
+        path = ".".join(str(part)[:MAX_TOLD_CHARACTERS] for part in first["loc"])
+        words = f"type: it is none of {_TYPES}" if first["type"] == "union_tag_invalid" else first["msg"]
+        raise ProtocolViolation("message_invalid", f"{path or 'message'}: {words}") from None
+    except ValueError as error:
+        raise ProtocolViolation("message_invalid", f"message: {error}") from None
 
 
 def write_message(message: ServerMessage) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 import websockets
+from fastapi.routing import APIRoute
 from tests.fakes import MODEL
 from tests.served import Served, config_for, served
 from tests.unit.test_api_errors import check, control, control_unknown_key, post
+
+from ithaka.server.routes import controls, events, guards, health, metrics, models, recordings, sessions, stream, webrtc, whep
+from ithaka.server.routes.json_body import JsonBodyRoute
 
 
 @pytest.fixture
@@ -144,3 +149,109 @@ async def test_connections_have_a_bound() -> None:
             async with asyncio.timeout(10):
                 while (await other.get("/healthz")).status_code == 503:
                     pass
+
+
+async def early_answer(server: Served, head: bytes, body: bytes) -> tuple[int, str, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Status and code of the answer to a request that is not whole."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
+    writer.write(
+        b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n" + head + b"\r\n\r\n" + body
+    )
+    async with asyncio.timeout(10):
+        status = int((await reader.readline()).split()[1])
+        fields = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+        assert "connection: close" in fields
+        (length,) = (int(field.partition(":")[2]) for field in fields if field.startswith("content-length"))
+        return status, json.loads(await reader.readexactly(length))["error"]["code"], reader, writer
+
+
+UNFINISHED = [
+    pytest.param(b"Content-Length: 1000000", b"x" * 1000, id="announced"),
+    pytest.param(b"Content-Length: 18446744073709551615", b"", id="announced, nothing sent"),
+    pytest.param(b"Content-Length: 1000000\r\nExpect: 100-continue", b"", id="announced, asks first"),
+    pytest.param(b"Transfer-Encoding: chunked", b"186a0\r\n" + b"x" * 100_000, id="one chunk that goes on"),
+    pytest.param(b"Transfer-Encoding: chunked", b"400\r\n" + b"x" * 1024 + b"\r\n400\r\n" + b"x" * 1024, id="small chunks"),
+]
+
+
+@pytest.mark.parametrize(("head", "body"), UNFINISHED)
+async def test_a_body_that_is_too_large_is_answered_as_soon_as_it_is(
+    head: bytes, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the rest, and a connection on which none comes is closed."""
+    monkeypatch.setattr(guards, "LINGER_S", 0.05)
+    async with served(config_for(server={"body_timeout_s": 3600, "max_body_bytes": 1500})) as server:
+        status, code, reader, writer = await early_answer(server, head, body)
+        assert (status, code) == (413, "body_too_large")
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_client_that_sends_all_of_a_large_body_first_gets_its_answer(keyless: Served) -> None:
+    """Its connection is not reset under what it still sends."""
+    num_bytes = 12 * 1024 * 1024
+    _, _, reader, writer = await early_answer(keyless, b"Content-Length: %d" % num_bytes, b"")
+    for _ in range(num_bytes // 65536):
+        writer.write(b"x" * 65536)
+        await writer.drain()
+    async with asyncio.timeout(10):
+        assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_body_without_end_is_cut(keyless: Served) -> None:
+    _, _, reader, writer = await early_answer(keyless, b"Content-Length: 1000000000", b"")
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(10):
+            while not reader.at_eof():
+                writer.write(b"x" * 65536)
+                await writer.drain()
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    await keyless.until(lambda: len(keyless.daemon.http.server_state.connections) == 1)
+
+
+NO_JSON = [
+    pytest.param(b'{"model": "fake", "model": "fake"}', id="a key twice"),
+    pytest.param(b'{"model": "fake", "options": {"a": 1, "b": [{"c": 1, "c": 2}]}}', id="a key twice, further in"),
+    pytest.param(b'{"model": "fake", "mod\\u0065l": "x"}', id="a key twice, written differently"),
+    pytest.param('{"model": "fake"}'.encode("utf-16"), id="UTF-16"),
+    pytest.param('{"model": "fake"}'.encode("utf-16-le"), id="UTF-16 without a mark"),
+    pytest.param('{"model": "fake"}'.encode("utf-32"), id="UTF-32"),
+    pytest.param(b'{"model": "fake", "options": {"a": NaN}}', id="NaN"),
+    pytest.param(b'{"model": "fake", "options": {"a": -Infinity}}', id="Infinity"),
+    pytest.param(b'{"model": "fake", "seed": ' + b"1" * 5000 + b"}", id="a number of 5000 digits"),
+]
+
+
+@pytest.mark.parametrize("body", NO_JSON)
+async def test_what_readers_would_read_differently_is_no_json(body: bytes, keyless: Served) -> None:
+    error = check(await post(keyless, "/v1/sessions", body), "invalid_json")
+    assert error["field"] == "body"
+    assert keyless.daemon.registry.all() == ()
+
+
+@pytest.mark.parametrize("path", ["controls", "token", "webrtc"])
+async def test_every_body_has_its_keys_once(path: str, keyless: Served) -> None:
+    session = await keyless.create()
+    error = check(await post(keyless, f"/v1/sessions/{session['id']}/{path}", '{"a": 1, "a": 2}'), "invalid_json")
+    assert "'a' stands twice" in error["message"]
+
+
+def test_every_route_with_a_json_body_reads_it_strictly() -> None:
+    modules = (sessions, controls, events, models, health, metrics, stream, webrtc, whep, recordings)
+    routes = [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]
+    with_body = [route for route in routes if route.body_field is not None]
+    assert len(with_body) >= 4
+    assert [route.path for route in with_body if not isinstance(route, JsonBodyRoute)] == []
+
+
+async def test_a_query_parameter_stands_once(keyless: Served) -> None:
+    session = await keyless.create()
+    answer = await keyless.http.delete(f"/v1/sessions/{session['id']}?force=false&force=true")
+    assert check(answer, "invalid_request")["field"] == "query.force"
+    assert not keyless.session(session["id"]).is_over

@@ -46,10 +46,23 @@ def test_messages_that_are_nearly_right(kind: str, fields: dict[str, object]) ->
         assert set(fields) <= set(type(message).model_fields)
 
 
+@given(st.lists(st.tuples(st.sampled_from(["type", "id", "x"]), json_values), max_size=5))
+def test_a_key_counts_once_or_not_at_all(pairs: list[tuple[str, object]]) -> None:
+    text = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in [("type", "pong"), ("id", 1), *pairs])
+    assert (parse(f"{{{text}}}") is not None) == (pairs == [])
+
+
 @given(st.integers(), st.integers())
 def test_counts_are_whole_and_bounded(received: int, decoded: int) -> None:
     message = parse(json.dumps({"type": "ack", "received_through": received, "decoded_through": decoded}))
     assert (message is not None) == (0 <= received <= MAX_SEQ and 0 <= decoded <= MAX_SEQ)
+
+
+def test_long_names_are_not_repeated() -> None:
+    name = "x" * 60_000
+    for fields in ({"type": name}, {"type": "pause", name: 1}, {"type": "control", "control_id": 1, "pressed": [name]}):
+        assert parse(json.dumps(fields)) is None
+    assert parse(f'{{"type": "pong", "id": 1, "{name}": 1, "{name}": 2}}') is None
 
 
 def test_deep_nesting() -> None:

@@ -40,6 +40,8 @@ async def still_resumable(server: Served, session: dict[str, Any]) -> None:
         ('{"type": "control", "control_id": 1, "pointer_dx": NaN}', "message_invalid"),
         ('{"type": "control", "control_id": 0}', "message_invalid"),
         ('{"type": "control", "control_id": 1, "pressed": ["' + "a" * 40 + '"]}', "message_invalid"),
+        ('{"type": "pong", "id": 1, "id": 2}', "message_invalid"),
+        ('{"type": "end", "type": "pause"}', "message_invalid"),
         ('{"type": "resume", "stream": "x", "next_seq": 1}', "resume_missing"),
         ('{"type": "ack", "received_through": 3, "decoded_through": 2}', "ack_beyond_sent"),
         ('{"type": "ack", "received_through": 1, "decoded_through": 2}', "ack_invalid"),
