@@ -19,6 +19,7 @@ class RunningDaemon:
     url: str
     """Without a slash at the end."""
     log: Path
+    pid: int
 
     @property
     def port(self) -> int:
@@ -37,7 +38,7 @@ def running_daemon(folder: Path, config: str) -> Iterator[RunningDaemon]:
         try:
             url = read_url(process)
             await_ready(process, url)
-            yield RunningDaemon(url, log)
+            yield RunningDaemon(url, log, process.pid)
             process.send_signal(signal.SIGINT)
             assert process.wait(GONE_WITHIN_S) == 0, log.read_text()
         except (RuntimeError, TimeoutError) as error:
