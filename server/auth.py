@@ -17,16 +17,20 @@ from ithaka.server.errors import ApiError
 from ithaka.server.session.messages import Role
 
 TOKEN_SUBPROTOCOL = "ithaka.token."
-_PAYLOAD = struct.Struct("!BQ")
+_PAYLOAD = struct.Struct("!BQQ")
 _ROLES: tuple[Role, ...] = ("controller", "viewer")
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. Without ``session_id`` it is the operator: an API key, or anybody local on a keyless server."""
+    """Who asks. Without ``session_id`` it is the operator: an API key, or anybody local on a keyless server.
+
+    ``token_number`` tells the tokens of one session and role apart; 0 for none.
+    """
 
     role: Role = "controller"
     session_id: str | None = None
+    token_number: int = 0
 
     def require_operator(self) -> None:
         if self.session_id is not None:
@@ -43,18 +47,20 @@ class Principal:
 class SessionTokens:
     """Signed notes: which session, which role, until when. HMAC-SHA256 with a key that lives as long as the server.
 
-    Form: ``<base64url of role, expiry, session id>.<base64url of the signature>``; fits a WebSocket subprotocol.
+    Form: ``<base64url of role, expiry, number, session id>.<base64url of the signature>``; fits a WebSocket subprotocol.
     """
 
     def __init__(self, secret: bytes, lifetime_s: float, wall_s: Callable[[], float]) -> None:
         self._secret = secret
         self._lifetime_s = lifetime_s
         self._wall_s = wall_s
+        self._num_minted = 0
 
     def mint(self, session_id: str, role: Role) -> tuple[str, float]:
         """The token and when it expires, in seconds since 1970."""
         expires_s = int(self._wall_s() + self._lifetime_s)
-        payload = _PAYLOAD.pack(_ROLES.index(role), expires_s) + session_id.encode()
+        self._num_minted += 1
+        payload = _PAYLOAD.pack(_ROLES.index(role), expires_s, self._num_minted) + session_id.encode()
         return f"{_encode(payload)}.{_encode(self._sign(payload))}", float(expires_s)
 
     def read(self, token: str) -> Principal:
@@ -66,10 +72,10 @@ class SessionTokens:
             raise unknown from None
         if not hmac.compare_digest(signature, self._sign(payload)):
             raise unknown
-        role_idx, expires_s = _PAYLOAD.unpack_from(payload)
+        role_idx, expires_s, number = _PAYLOAD.unpack_from(payload)
         if self._wall_s() >= expires_s:
             raise ApiError("token_expired", "the token's time is over; POST …/token with the API key gives a fresh one")
-        return Principal(_ROLES[role_idx], payload[_PAYLOAD.size :].decode())
+        return Principal(_ROLES[role_idx], payload[_PAYLOAD.size :].decode(), number)
 
     def _sign(self, payload: bytes) -> bytes:
         return hmac.digest(self._secret, payload, "sha256")

@@ -81,6 +81,8 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "codec_unsupported": ErrorCode("The offer has no codec that this server can send.", status=406),
     "track_unsupported": ErrorCode("A track can't carry this session's frames; the message says what can.", status=409),
     "ice_restart_unsupported": ErrorCode("A connection keeps its ICE session; open another one.", status=422),
+    "candidates_full": ErrorCode("The connection was told as many candidates as it takes in its life.", status=409),
+    "fragments_too_fast": ErrorCode("Too many fragments for one connection in a second.", retryable=True, status=429),
     "etag_mismatch": ErrorCode("`If-Match` names another ICE session than the connection's.", status=412),
     "connection_unknown": ErrorCode("The session has no such WebRTC connection.", status=404),
     "connections_full": ErrorCode("As many WebRTC connections as the server takes are open.", retryable=True, status=503),

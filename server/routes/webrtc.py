@@ -12,7 +12,7 @@ from ithaka.server.routes.json_body import JsonBodyRoute
 from ithaka.server.routes.schemas import Schema, error_answers
 from ithaka.server.routes.services import SeenSession, principal_of, services_of
 from ithaka.server.routes.sessions import ALWAYS, BODY
-from ithaka.server.transports.webrtc.offer import read_fragment, read_offer
+from ithaka.server.transports.webrtc.offer import read_offer
 from ithaka.server.transports.webrtc.settings import ice_servers
 
 router = APIRouter(prefix="/v1/sessions", tags=["webrtc"], route_class=JsonBodyRoute)
@@ -26,6 +26,7 @@ OFFER = (
     "session_not_started",
     "connections_full",
 )
+CANDIDATES = ("sdp_invalid", "ice_restart_unsupported", "candidates_full", "fragments_too_fast")
 CONNECTION = ("session_unknown", "connection_unknown", "etag_mismatch")
 
 
@@ -73,8 +74,8 @@ async def connect(session: SeenSession, body: OfferBody, request: Request, respo
     """As controller or viewer, by the token. The offer opens one reliable data channel for the messages of the protocol; with
     a video section that receives, frames come as a track where they may be lost, else over the channel.
     """
-    role = principal_of(request).role
-    answered = await services_of(request).rtc.answer(session, role, read_offer(body.sdp))
+    principal = principal_of(request)
+    answered = await services_of(request).rtc.answer(session, principal.role, principal, read_offer(body.sdp))
     response.headers["Location"] = f"{request.url.path}/{answered.connection_id}"
     response.headers["ETag"] = etag_of(answered.connection_id)
     return AnswerView(id=answered.connection_id, sdp=answered.sdp)
@@ -84,12 +85,12 @@ async def connect(session: SeenSession, body: OfferBody, request: Request, respo
     "/{session_id}/webrtc/{connection_id}",
     status_code=204,
     summary="Add candidates",
-    responses=error_answers(*ALWAYS, *BODY, "sdp_invalid", "ice_restart_unsupported", *CONNECTION),
+    responses=error_answers(*ALWAYS, *BODY, *CANDIDATES, *CONNECTION),
 )
 async def trickle(session: SeenSession, connection_id: str, body: FragmentBody, request: Request) -> None:
     """With `If-Match`, only where it names this connection's ETag."""
     require_match(request, connection_id)
-    await services_of(request).rtc.add_candidates(session, connection_id, read_fragment(body.sdp_fragment))
+    await services_of(request).rtc.add_candidates(session, principal_of(request), connection_id, body.sdp_fragment)
 
 
 @router.delete(
@@ -101,7 +102,7 @@ async def trickle(session: SeenSession, connection_id: str, body: FragmentBody, 
 async def disconnect(session: SeenSession, connection_id: str, request: Request) -> None:
     """The session goes on, as after a lost connection. With `If-Match`, only where it names this connection's ETag."""
     require_match(request, connection_id)
-    await services_of(request).rtc.end(session, connection_id)
+    await services_of(request).rtc.end(session, principal_of(request), connection_id)
 
 
 def etag_of(connection_id: str) -> str:

@@ -16,10 +16,10 @@ from ithaka.server.routes.guards import FRAGMENT, SDP
 from ithaka.server.routes.schemas import error_answers
 from ithaka.server.routes.services import SeenSession, principal_of, services_of
 from ithaka.server.routes.sessions import ALWAYS
-from ithaka.server.routes.webrtc import CONNECTION, OFFER, etag_of, require_match
+from ithaka.server.routes.webrtc import CANDIDATES, CONNECTION, OFFER, etag_of, require_match
 from ithaka.server.session.messages import Role
 from ithaka.server.session.session import Session
-from ithaka.server.transports.webrtc.offer import read_fragment, read_offer
+from ithaka.server.transports.webrtc.offer import read_offer
 from ithaka.server.transports.webrtc.settings import IceServer, ice_servers
 
 router = APIRouter(prefix="/v1/sessions", tags=["webrtc"])
@@ -49,7 +49,7 @@ async def play(session: SeenSession, request: Request, role: Role = "viewer") ->
     principal = principal_of(request)
     principal.require_session(session.session_id, to_control=role == "controller")
     offer = read_offer(await _text(request, SDP))
-    answered = await services_of(request).rtc.answer(session, role, offer)
+    answered = await services_of(request).rtc.answer(session, role, principal, offer)
     headers = {
         "Location": f"{request.url.path}/{answered.connection_id}",
         "ETag": etag_of(answered.connection_id),
@@ -64,13 +64,13 @@ async def play(session: SeenSession, request: Request, role: Role = "viewer") ->
     status_code=204,
     summary="Add candidates",
     openapi_extra=_FRAGMENT_BODY,
-    responses=error_answers(*ALWAYS, *_BODY, "sdp_invalid", "ice_restart_unsupported", *CONNECTION),
+    responses=error_answers(*ALWAYS, *_BODY, *CANDIDATES, *CONNECTION),
 )
 async def trickle(session: SeenSession, connection_id: str, request: Request) -> None:
     """With `If-Match`, only where it names this connection's ETag."""
-    fragment = read_fragment(await _text(request, FRAGMENT))
+    fragment = await _text(request, FRAGMENT)
     require_match(request, connection_id)
-    await services_of(request).rtc.add_candidates(session, connection_id, fragment)
+    await services_of(request).rtc.add_candidates(session, principal_of(request), connection_id, fragment)
 
 
 @router.delete(
@@ -83,7 +83,7 @@ async def trickle(session: SeenSession, connection_id: str, request: Request) ->
 async def stop(session: SeenSession, connection_id: str, request: Request) -> Response:
     """With `If-Match`, only where it names this connection's ETag."""
     require_match(request, connection_id)
-    await services_of(request).rtc.end(session, connection_id)
+    await services_of(request).rtc.end(session, principal_of(request), connection_id)
     return Response(status_code=200)
 
 

@@ -77,7 +77,7 @@ def test_a_token_is_bound_to_its_session_and_role() -> None:
     gate = access(KEY)
     token, expires_s = gate.tokens.mint("abc", "viewer")
     principal = gate.identify(f"Bearer {token}")
-    assert (principal, expires_s) == (Principal("viewer", "abc"), 1_800_003_600.0)
+    assert (principal, expires_s) == (Principal("viewer", "abc", 1), 1_800_003_600.0)
     principal.require_session("abc", to_control=False)
     with pytest.raises(ApiError, match="viewer"):
         principal.require_session("abc", to_control=True)
@@ -92,7 +92,13 @@ def test_a_token_in_the_subprotocol() -> None:
     gate = access(KEY)
     token, _ = gate.tokens.mint("abc", "controller")
     assert re.fullmatch(r"[A-Za-z0-9._-]+", token), "has to be an HTTP token"
-    assert gate.identify(None, ["ithaka.v1", TOKEN_SUBPROTOCOL + token]) == Principal("controller", "abc")
+    assert gate.identify(None, ["ithaka.v1", TOKEN_SUBPROTOCOL + token]) == Principal("controller", "abc", 1)
+
+
+def test_two_tokens_are_never_the_same() -> None:
+    gate = access(KEY)
+    first, second = (gate.tokens.mint("abc", "viewer")[0] for _ in range(2))
+    assert gate.identify(f"Bearer {first}") != gate.identify(f"Bearer {second}")
 
 
 def test_a_token_expires() -> None:

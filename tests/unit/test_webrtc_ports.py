@@ -152,8 +152,9 @@ async def test_peers_are_told_the_announced_address_and_find_the_server_there(po
             await one.add_remote_candidate(None)
             one.remote_username, one.remote_password = other.local_username, other.local_password
         await asyncio.gather(server.connect(), peer.connect())
-        await peer.send(b"found")
-        assert await server.recv() == b"found"
+        packet = b"\x80 and what a packet has"
+        await peer.send(packet)
+        assert await server.recv() == packet
 
 
 async def test_without_settings_every_address_that_was_found_is_used() -> None:

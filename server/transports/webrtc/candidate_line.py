@@ -8,8 +8,11 @@ import re
 from aiortc import RTCIceCandidate
 from aiortc.sdp import candidate_from_sdp
 
+from ithaka.server.transports.webrtc.places import Place
+
 MAX_PORT = 65_535
 MAX_COMPONENT = 256
+MEDIA_COMPONENT = 1
 MAX_PRIORITY = 2**32 - 1
 TYPES = frozenset({"host", "srflx", "prflx", "relay"})
 _NUMBER = re.compile(r"[0-9]{1,10}")
@@ -41,6 +44,16 @@ def read_candidate(text: str) -> RTCIceCandidate:
     # What is left are extensions: a related port that is no number.
     except ValueError:
         raise CandidateError("an extension of it is no number") from None
+
+
+def place_of(candidate: RTCIceCandidate) -> Place:
+    return str(ipaddress.ip_address(candidate.ip)), candidate.port
+
+
+def is_usable(candidate: RTCIceCandidate) -> bool:
+    """Media and its reports share one component here, and go over UDP; one that was found by a check shows itself."""
+    is_media = candidate.component == MEDIA_COMPONENT and candidate.protocol.lower() == "udp"
+    return is_media and candidate.type != "prflx"
 
 
 def _check_number(name: str, text: str, least: int, most: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from ithaka.server.auth import Principal
 from ithaka.server.errors import ApiError
 from ithaka.server.metrics import Metrics
 from ithaka.server.session.messages import Role
@@ -19,10 +20,14 @@ from ithaka.server.transports.webrtc.data_channel import MESSAGE_BYTES, DataChan
 from ithaka.server.transports.webrtc.gathering import Gathering
 from ithaka.server.transports.webrtc.link import Feedback, Link
 from ithaka.server.transports.webrtc.mute_client import MuteClient
-from ithaka.server.transports.webrtc.offer import Fragment, Offer
+from ithaka.server.transports.webrtc.offer import Offer
 from ithaka.server.transports.webrtc.silence import SilenceWatch
 from ithaka.server.transports.webrtc.track import PacketTrack
 from ithaka.server.transports.webrtc.transport import Messages, WebRtcTransport
+from ithaka.server.transports.webrtc.trickle import Trickle
+
+VIEWERS_LEAVE = 4
+"""One place of so many: whoever only looks can't keep a controller out."""
 
 log = structlog.get_logger()
 
@@ -35,6 +40,10 @@ class ConnectionLimits:
     connect_timeout_s: float
     max_message_bytes: int
 
+    @property
+    def max_viewers(self) -> int:
+        return self.max_connections - self.max_connections // VIEWERS_LEAVE
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -46,8 +55,10 @@ class Answered:
 class _Connection:
     session: Session
     role: Role
+    made_by: Principal
     offer: Offer
     link: Link
+    trickle: Trickle
     is_up: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -69,12 +80,11 @@ class WebRtcConnections:
     def num_open(self) -> int:
         return len(self._connections)
 
-    async def answer(self, session: Session, role: Role, offer: Offer) -> Answered:
+    async def answer(self, session: Session, role: Role, made_by: Principal, offer: Offer) -> Answered:
         """Raises ApiError: ``sdp_invalid``, ``codec_unsupported``, ``track_unsupported``, ``connections_full``,
         ``session_ended``, ``session_not_started``.
         """
-        if len(self._connections) >= self._limits.max_connections:
-            raise ApiError("connections_full", f"{self._limits.max_connections} WebRTC connections are open, and no more fit")
+        self._require_place(role)
         fps = _fps_to_play(session)
         link = Link(
             self._gathering,
@@ -84,7 +94,9 @@ class WebRtcConnections:
         )
         connection_id = secrets.token_hex(12)
         # Counted before the first wait, so that many offers at once don't pass the bound.
-        self._connections[connection_id] = connection = _Connection(session, role, offer, link)
+        self._connections[connection_id] = connection = _Connection(
+            session, role, made_by, offer, link, Trickle(offer, self._timers.now_s)
+        )
         try:
             sdp = await link.answer(offer)
         except BaseException:
@@ -94,13 +106,17 @@ class WebRtcConnections:
         connection.task = asyncio.create_task(self._live(connection_id, connection), name=f"webrtc {connection_id}")
         return Answered(connection_id, sdp)
 
-    async def add_candidates(self, session: Session, connection_id: str, fragment: Fragment) -> None:
-        """Raises ApiError ``connection_unknown``, ``ice_restart_unsupported`` or ``sdp_invalid``."""
-        await self._find(session, connection_id).link.add_candidates(fragment)
+    async def add_candidates(self, session: Session, asker: Principal, connection_id: str, fragment: str) -> None:
+        """Raises ApiError: ``connection_unknown``, ``role_not_allowed``, and what a ``Trickle`` refuses."""
+        connection = self._find(session, asker, connection_id)
+        await connection.link.add_candidates(connection.trickle.read(fragment))
 
-    async def end(self, session: Session, connection_id: str) -> None:
-        """Close the connection; the session goes on as after a lost one. Raises ApiError ``connection_unknown``."""
-        await self._find(session, connection_id).link.close()
+    async def end(self, session: Session, asker: Principal, connection_id: str) -> None:
+        """Close the connection; the session goes on as after a lost one.
+
+        Raises ApiError ``connection_unknown``, ``role_not_allowed``.
+        """
+        await self._find(session, asker, connection_id).link.close()
 
     async def close_all(self) -> None:
         """For the server's end: connections whose session is over say their last words first, within their bound."""
@@ -115,10 +131,20 @@ class WebRtcConnections:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _find(self, session: Session, connection_id: str) -> _Connection:
+    def _require_place(self, role: Role) -> None:
+        """Raises ApiError ``connections_full``."""
+        num_viewers = sum(connection.role == "viewer" for connection in self._connections.values())
+        if len(self._connections) >= self._limits.max_connections:
+            raise ApiError("connections_full", f"{self._limits.max_connections} WebRTC connections are open, and no more fit")
+        if role == "viewer" and num_viewers >= self._limits.max_viewers:
+            raise ApiError("connections_full", f"{num_viewers} viewers are connected; what places are left are controllers'")
+
+    def _find(self, session: Session, asker: Principal, connection_id: str) -> _Connection:
         connection = self._connections.get(connection_id)
         if connection is None or connection.session is not session:
             raise ApiError("connection_unknown", f"the session has no connection {connection_id!r}")
+        if asker.role != "controller" and asker != connection.made_by:
+            raise ApiError("role_not_allowed", "a viewer's token is good for the connections that it made")
         return connection
 
     async def _live(self, connection_id: str, connection: _Connection) -> None:

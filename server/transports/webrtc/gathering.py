@@ -11,12 +11,13 @@ import inspect
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 from aioice import Candidate, Connection, ice
 from aioice.candidate import candidate_foundation, candidate_priority
 from aiortc import RTCIceServer
+
+from ithaka.server.transports.webrtc.listener import Hearing, Listener
 
 RECEIVE_BUFFER_BYTES = 256 * 1024
 STUN_TIMEOUT_S = 5.0
@@ -45,18 +46,6 @@ class IceSettings:
     servers: tuple[RTCIceServer, ...] = ()
     ports: range | None = None
     announced_address: str | None = None
-
-
-class _Listener(ice.StunProtocol):
-    """aioice's, and tells of everything that comes."""
-
-    def __init__(self, agent: Connection, on_heard: Callable[[], None]) -> None:
-        super().__init__(agent)
-        self._on_heard = on_heard
-
-    def datagram_received(self, data: bytes | str, addr: tuple[Any, ...]) -> None:
-        self._on_heard()
-        super().datagram_received(data, addr)
 
 
 def _ignore() -> None:
@@ -89,12 +78,13 @@ class Gathering:
                 ) from None
 
     def lead(self, agent: Connection, on_heard: Callable[[], None] = _ignore) -> None:
-        """``agent``, which has not gathered yet, gathers here. ``on_heard`` is called for each datagram that comes."""
+        """``agent``, which has not gathered yet, gathers here; ``on_heard`` is called when its peer has proven to be there."""
+        hearing = Hearing(agent, on_heard)
 
         async def gather(component: int, addresses: list[str]) -> list[Candidate]:
             protocols = []
             for address in self._addresses(addresses):
-                protocol = await self._listen(agent, component, address, on_heard)
+                protocol = await self._listen(agent, component, address, hearing)
                 if protocol is not None:
                     agent._protocols.append(protocol)
                     protocols.append(protocol)
@@ -111,9 +101,7 @@ class Gathering:
             return [_ANY_ADDRESS[6 if ":" in announced else 4]]
         return found if self._settings.host_addresses is None else list(self._settings.host_addresses)
 
-    async def _listen(
-        self, agent: Connection, component: int, address: str, on_heard: Callable[[], None]
-    ) -> ice.StunProtocol | None:
+    async def _listen(self, agent: Connection, component: int, address: str, hearing: Hearing) -> ice.StunProtocol | None:
         """None where this address can't be used. Raises PortsTakenError."""
         try:
             listener = self._take(address)
@@ -122,7 +110,7 @@ class Gathering:
             return None
         told, port = self._settings.announced_address or address, listener.getsockname()[1]
         loop = asyncio.get_running_loop()
-        _, protocol = await loop.create_datagram_endpoint(lambda: _Listener(agent, on_heard), sock=listener)
+        _, protocol = await loop.create_datagram_endpoint(lambda: Listener(agent, hearing), sock=listener)
         protocol.local_candidate = Candidate(
             foundation=candidate_foundation("host", "udp", told),
             component=component,

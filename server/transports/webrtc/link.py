@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
@@ -13,6 +13,7 @@ from aiortc import (
     RTCConfiguration,
     RTCDataChannel,
     RTCDtlsTransport,
+    RTCIceCandidate,
     RTCPeerConnection,
     RTCRtpSender,
     RTCSessionDescription,
@@ -31,7 +32,7 @@ from aiortc.rtp import (
 from ithaka.server.errors import ApiError, ProtocolViolation
 from ithaka.server.transports.base import TransportLost
 from ithaka.server.transports.webrtc.gathering import Gathering, PortsTakenError
-from ithaka.server.transports.webrtc.offer import Fragment, Offer
+from ithaka.server.transports.webrtc.offer import Offer
 from ithaka.server.transports.webrtc.playout_delay import send_without_delay, with_playout_delay
 from ithaka.server.transports.webrtc.rtcp_guard import RtcpGuard
 from ithaka.server.transports.webrtc.sctp_guard import SctpGuard
@@ -67,7 +68,7 @@ class Link:
         self.num_reports = 0
         """Receiver reports that came."""
         self.num_heard = 0
-        """Datagrams that came, of whatever kind."""
+        """Times that the peer has proven to be there."""
         self._gathering = gathering
         self._feedback = feedback
         self._max_message_bytes = max_message_bytes
@@ -135,13 +136,8 @@ class Link:
             raise _unanswerable(error) from None
         return str(connection.localDescription.sdp)
 
-    async def add_candidates(self, fragment: Fragment) -> None:
-        """Raises ApiError ``ice_restart_unsupported``, ``sdp_invalid``."""
-        assert self._offer is not None
-        if fragment.ice_username and fragment.ice_username != self._offer.ice_username:
-            raise ApiError("ice_restart_unsupported", "this connection can't change its ICE session; open another one")
-        fragment.check(self._offer.mids)
-        for candidate in fragment.candidates:
+    async def add_candidates(self, candidates: Iterable[RTCIceCandidate]) -> None:
+        for candidate in candidates:
             await self._connection.addIceCandidate(candidate)
 
     async def connected(self) -> None:

@@ -10,13 +10,14 @@ from aiortc.rtcdtlstransport import RTCDtlsFingerprint
 from aiortc.sdp import MediaDescription, SessionDescription
 
 from ithaka.server.errors import ApiError
-from ithaka.server.transports.webrtc.candidate_line import CandidateError, read_candidate
+from ithaka.server.transports.webrtc.candidate_line import CandidateError, is_usable, place_of, read_candidate
 from ithaka.server.transports.webrtc.offer_lines import LineError
 from ithaka.server.transports.webrtc.offer_sections import used_lines
+from ithaka.server.transports.webrtc.places import Place
 from ithaka.server.transports.webrtc.playout_delay import URI
 
 MAX_CANDIDATES = 64
-"""Of one offer or fragment; a machine with many interfaces has fewer."""
+"""Of one offer or fragment, and of a connection in its whole life; a machine with many interfaces has fewer."""
 MAX_MEDIA = 8
 MAX_SHORT_EXTENSION_ID = 14
 DEFAULT_MESSAGE_BYTES = 65_536
@@ -33,7 +34,7 @@ class Offer:
     """``sdp`` is what of the peer's words a connection is made from; ``ice_username`` names its ICE session, ``mids`` its media
     sections in order. ``playout_delay_id`` is the RTP header extension's, None where the peer does not know it.
     ``max_message_bytes`` of the data channel; None for any. ``fir_payload_types``: those whose key frames the peer may ask for
-    by FIR.
+    by FIR. ``places``: of its candidates.
     """
 
     sdp: str
@@ -44,6 +45,7 @@ class Offer:
     playout_delay_id: int | None
     max_message_bytes: int | None
     fir_payload_types: frozenset[int]
+    places: frozenset[Place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,10 @@ def read_offer(sdp: str) -> Offer:
     candidates = [line for line in lines if line.startswith(f"a={_CANDIDATE}")]
     if len(candidates) > MAX_CANDIDATES:
         raise _invalid(f"an offer has at most {MAX_CANDIDATES} candidates")
-    for line in candidates:
-        _candidate(line)
+    read = {line: _candidate(line) for line in candidates}
+    used = {line: candidate for line, candidate in read.items() if is_usable(candidate)}
     try:
-        text = used_lines(lines)
+        text = used_lines([line for line in lines if line not in read or line in used])
     except LineError as error:
         raise _invalid(str(error)) from None
     try:
@@ -108,6 +110,7 @@ def read_offer(sdp: str) -> Offer:
         _playout_delay_id(video) if has_video and video is not None else None,
         DEFAULT_MESSAGE_BYTES if capabilities is None else capabilities.maxMessageSize or None,
         frozenset() if video is None else _fir_payload_types(video),
+        frozenset(map(place_of, used.values())),
     )
 
 
@@ -126,7 +129,9 @@ def read_fragment(text: str) -> Fragment:
         elif _is_hidden(line):
             says_something = True
         elif name == "a=candidate":
-            candidate = _candidate(line)
+            candidate, says_something = _candidate(line), True
+            if not is_usable(candidate):
+                continue
             if mid:
                 candidate.sdpMid = mid
             else:
@@ -134,7 +139,7 @@ def read_fragment(text: str) -> Fragment:
             candidates.append(candidate)
             if len(candidates) > MAX_CANDIDATES:
                 raise ApiError("sdp_invalid", f"a fragment has at most {MAX_CANDIDATES} candidates")
-    if not candidates and not says_something:
+    if not says_something:
         raise ApiError("sdp_invalid", "the fragment names no candidate")
     return Fragment(tuple(candidates), username)
 
