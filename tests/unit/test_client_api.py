@@ -120,7 +120,7 @@ async def test_silence_and_refusal_are_transport_errors() -> None:
             await client.delete_session("abc", force=True)
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8765", "ftp://host", "http://"])
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8765", "ftp://host", "http://", "http://host:port"])
 def test_a_base_url_has_a_scheme_and_a_host(url: str) -> None:
     with pytest.raises(UsageError):
         Client(url)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import xml.etree.ElementTree
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
 
 from ithaka.workers.encoding.frame_number import FRAME_NUMBER_UUID as SERVERS_UUID
 from ithaka.workers.encoding.frame_number import with_frame_number
@@ -22,11 +27,12 @@ from ithaka_client.bench.access_unit import (
 )
 from ithaka_client.bench.account import Account, spread
 from ithaka_client.bench.assembler import MAX_WAITING_FRAMES, Assembler
+from ithaka_client.bench.carriers import WebSocketCarrier, read_within
 from ithaka_client.bench.load import RunResult
 from ithaka_client.bench.numbering import MAX_WAITING, Numbering
 from ithaka_client.bench.plan import Arrival, Plan
-from ithaka_client.bench.report import as_json, as_svg, as_table
-from ithaka_client.errors import ProtocolError
+from ithaka_client.bench.report import as_json, as_svg, as_table, nice_ticks
+from ithaka_client.errors import ConnectFailedError, ConnectionLostError, DeadlineError, ProtocolError, StreamRefusedError
 from ithaka_client.protocol import Numbered
 
 PLAN = Plan("http://127.0.0.1:1", "a secret key", "m", 1, "webrtc", "live", 1.0, 10.0, True)
@@ -238,6 +244,21 @@ def test_the_table_has_a_line_for_each_session_one_for_all_and_the_errors() -> N
     assert len({len(line) for line in lines[:4]}) == 1, "columns stand under each other"
 
 
+@settings(deadline=None)
+@given(st.floats(1e-3, 1e9))
+def test_ticks_are_round_even_and_just_enough(most: float) -> None:
+    ticks = nice_ticks(most)
+    step = ticks[1]
+    assert ticks[0] == 0 and ticks[-2] < most <= ticks[-1] * (1 + 1e-9) and len(ticks) <= 6
+    assert all(math.isclose(tick, step * number) for number, tick in enumerate(ticks))
+    assert f"{step:e}"[0] in "125" and math.isclose(step, float(f"{step:.0e}"))
+
+
+def test_a_picture_of_eighteen_milliseconds_is_marked_at_each_fifth() -> None:
+    texts = [element.text for element in xml.etree.ElementTree.fromstring(as_svg(replace(result_of(), delays_ms=(3.0, 18.0))))]
+    assert [text for text in texts if text and text.endswith(" ms")] == ["0 ms", "5 ms", "10 ms", "15 ms", "20 ms"]
+
+
 @pytest.mark.parametrize("num_delays", [0, 1, 5000])
 def test_the_picture_is_well_formed(num_delays: int) -> None:
     result = replace(result_of(), delays_ms=tuple(float(delay % 97) for delay in range(num_delays)))
@@ -258,3 +279,60 @@ def test_the_picture_is_well_formed(num_delays: int) -> None:
 def test_what_can_not_be_run_is_told(wrong: dict[str, object]) -> None:
     assert PLAN.problem() is None
     assert replace(PLAN, **wrong).problem() is not None  # type: ignore[arg-type]
+
+
+# -- what goes wrong on the way ----------------------------------------------------------------------------------------
+
+
+async def websocket_to(server: object) -> WebSocketCarrier:
+    port = next(iter(server.sockets)).getsockname()[1]  # type: ignore[attr-defined]
+    return WebSocketCarrier(f"http://127.0.0.1:{port}", "/v1/sessions/abc", "tok")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (
+            409,
+            b'{"error": {"code": "session_ended", "message": "It is over."}}',
+            StreamRefusedError,
+            "It is over. [session_ended]",
+        ),
+        (503, b'{"error": {"code": "server_stopping", "message": "Later."}}', ConnectFailedError, "Later. [server_stopping]"),
+        (502, b"<html>", ConnectFailedError, "The server answered the upgrade with HTTP status 502. [connect_failed]"),
+        (401, b"", StreamRefusedError, "The session's token is missing or has expired; ask for a fresh one. [token_invalid]"),
+    ],
+)
+async def test_a_refused_websocket_is_told_in_the_servers_words(
+    status: int, body: bytes, kind: type[Exception], words: str
+) -> None:
+    def refuse(connection: ServerConnection, request: Request) -> Response:
+        return Response(status, "No", Headers({"Content-Length": str(len(body))}), body)
+
+    async def never(socket: ServerConnection) -> None:
+        raise AssertionError
+
+    async with serve(never, "127.0.0.1", 0, process_request=refuse) as server:
+        with pytest.raises(kind) as caught:
+            await (await websocket_to(server)).open()
+    assert str(caught.value) == words
+
+
+async def test_silence_is_told_with_what_was_waited_for_and_a_cut_is_no_end() -> None:
+    cut = asyncio.Event()
+
+    async def be_silent(socket: ServerConnection) -> None:
+        await cut.wait()
+        socket.transport.abort()
+
+    async with serve(be_silent, "127.0.0.1", 0, subprotocols=["ithaka.v1"]) as server:  # type: ignore[list-item]
+        carrier = await websocket_to(server)
+        await carrier.open()
+        with pytest.raises(
+            DeadlineError, match=r"^Nothing came for 0\.05 s.* while waiting for frame 7\. \[connection_silent\]$"
+        ):
+            await read_within(carrier, 0.05, awaited="frame 7")
+        cut.set()
+        with pytest.raises(ConnectionLostError):
+            await read_within(carrier, 30, awaited="frame 7")
+        await carrier.close()

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
-from ithaka_client.errors import ApiError, ConnectFailedError, DeadlineError, ProtocolError, UsageError, api_error
+from ithaka_client.errors import ApiError, ConnectFailedError, DeadlineError, ProtocolError, UsageError, api_error, read_error
 
 Pixels = Literal["lossy", "exact"]
 Pacing = Literal["media", "unpaced"]
@@ -71,7 +71,10 @@ class Api:
     def __init__(
         self, base_url: str, api_key: str | None, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        url = httpx.URL(base_url)
+        try:
+            url = httpx.URL(base_url)
+        except httpx.InvalidURL as error:
+            raise UsageError(f"base_url {base_url!r} can't be read: {error}.") from None
         if url.scheme not in ("http", "https") or not url.host:
             raise UsageError(f"base_url must look like http://127.0.0.1:8765, not {base_url!r}.")
         self._url = url
@@ -116,6 +119,13 @@ class Api:
         if not isinstance(token, str):
             raise ProtocolError("POST token: the answer has no token")
         return token
+
+    async def offer_webrtc(self, session_path: str, sdp: str, token: str) -> str:
+        """The answer's SDP. Raises ConflictError where the session still waits for its place."""
+        answer = await self._call("POST", f"{session_path}/webrtc", json={"type": "offer", "sdp": sdp}, token=token)
+        if not isinstance(answer.get("sdp"), str):
+            raise ProtocolError("POST webrtc: the answer has no SDP")
+        return str(answer["sdp"])
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -167,10 +177,7 @@ def _json(response: httpx.Response) -> Any:
 
 
 def _parse_error(response: httpx.Response) -> ApiError:
-    answer = _json(response)
-    error = answer.get("error") if isinstance(answer, dict) else None
-    if not isinstance(error, dict):
-        error = {}
+    error = read_error(response.content)
     retry_after = response.headers.get("Retry-After", "")
     where = error.get("field")
     return api_error(

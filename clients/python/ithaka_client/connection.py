@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.http11 import Response
 from websockets.typing import Subprotocol
 
 from ithaka_client.errors import (
@@ -18,6 +19,7 @@ from ithaka_client.errors import (
     StreamFailedError,
     StreamRefusedError,
     close_error,
+    read_error,
 )
 from ithaka_client.protocol import (
     MAX_MESSAGE_BYTES,
@@ -55,7 +57,7 @@ class Connection:
         socket: ClientConnection | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                socket = await _connect(url, token)
+                socket = await open_socket(url, token)
                 return cls(socket, await _await_hello(socket))
         except BaseException as error:
             if socket is not None:
@@ -70,7 +72,7 @@ class Connection:
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await self._socket.send(message)
         except ConnectionClosed as error:
-            raise _closed_error(error) from None
+            raise closed_error(error) from None
         except TimeoutError:
             raise ConnectionLostError("connection_lost", "The server takes no messages.", retryable=True) from None
 
@@ -92,7 +94,8 @@ class Connection:
         await _close(self._socket)
 
 
-async def _connect(url: str, token: str | None) -> ClientConnection:
+async def open_socket(url: str, token: str | None) -> ClientConnection:
+    """Without a deadline of its own. Raises ConnectFailedError, StreamError, ProtocolError."""
     offered = [SUBPROTOCOL] if token is None else [SUBPROTOCOL, TOKEN_SUBPROTOCOL_PREFIX + token]
     try:
         socket = await connect(
@@ -107,7 +110,7 @@ async def _connect(url: str, token: str | None) -> ClientConnection:
             close_timeout=CLOSE_TIMEOUT_S,
         )
     except InvalidStatus as error:
-        raise _status_error(error.response.status_code) from None
+        raise _status_error(error.response) from None
     except (OSError, InvalidHandshake, InvalidURI) as error:
         raise ConnectFailedError("connect_failed", f"Can't open {url}: {error}.", retryable=True) from error
     if socket.subprotocol != SUBPROTOCOL:
@@ -143,11 +146,12 @@ async def _receive(socket: ClientConnection) -> EncodedFrame | ServerMessage | N
     except ConnectionClosed as error:
         if error.rcvd is not None and error.rcvd.code == CLOSED_NORMALLY:
             return None
-        raise _closed_error(error) from None
+        raise closed_error(error) from None
     return parse_message(data) if isinstance(data, str) else parse_frame(data)
 
 
-def _closed_error(error: ConnectionClosed) -> IthakaError:
+def closed_error(error: ConnectionClosed) -> IthakaError:
+    """What the server's close says, or that there was none."""
     if error.rcvd is None:
         return ConnectionLostError("connection_lost", "The connection was lost.", retryable=True)
     return close_error(error.rcvd.code, error.rcvd.reason)
@@ -167,12 +171,16 @@ def _server_error(message: ServerError, close_code: int) -> IthakaError:
     return close_error(close_code, message.message, code=message.code, retryable=message.retryable)
 
 
-def _status_error(status: int) -> IthakaError:
+def _status_error(response: Response) -> IthakaError:
+    status, said = response.status_code, read_error(bytes(response.body or b""))
+    code, message = str(said.get("code", "")), str(said.get("message", ""))
     close_codes = {401: 4401, 403: 4403, 404: 4404, 409: 4409, 410: 4410, 429: 4429}
     if status in close_codes:
-        return close_error(close_codes[status])
+        return close_error(close_codes[status], message, code=code)
     return ConnectFailedError(
-        "connect_failed", f"The server answered the upgrade with HTTP status {status}.", retryable=status >= 500
+        code or "connect_failed",
+        message or f"The server answered the upgrade with HTTP status {status}.",
+        retryable=bool(said.get("retryable", status >= 500)),
     )
 
 

@@ -24,6 +24,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 
 class IthakaError(Exception):
     """Base of all. ``code`` is stable, the message is for humans, ``retryable`` means that the same call may succeed soon."""
@@ -150,6 +153,16 @@ def api_error(
     }
     kind = kinds.get(status, RequestInvalidError if 400 <= status < 500 else ApiError)
     return kind(code, message, retryable=retryable, status=status, field=field, retry_after_s=retry_after_s)
+
+
+def read_error(body: bytes | str) -> dict[str, Any]:
+    """The error in an answer's body; empty where it is none of the server's, as of a proxy between."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return {}
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return error if isinstance(error, dict) else {}
 
 
 TOKEN_INVALID = 4401

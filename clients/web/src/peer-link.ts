@@ -37,6 +37,7 @@ export class PeerLink {
   private readonly silence: SilenceWatch;
   private readonly abort = new AbortController();
   private address: string | null = null;
+  private numFrameParts = 0;
   private isLost = false;
 
   /** Throws ConnectionLostError where this browser has no WebRTC. */
@@ -51,7 +52,10 @@ export class PeerLink {
     }
     this.channel = this.peer.createDataChannel("ithaka");
     this.channel.binaryType = "arraybuffer";
-    this.channel.onmessage = ({ data }) => this.listener.onMessage(data as string | ArrayBuffer);
+    this.channel.onmessage = ({ data }) => {
+      if (typeof data !== "string") this.numFrameParts += 1;
+      this.listener.onMessage(data as string | ArrayBuffer);
+    };
     this.silence = new SilenceWatch({
       clock: options.clock,
       longestMs: LONGEST_SILENCE_MS,
@@ -176,7 +180,7 @@ export class PeerLink {
       questions += Number(stat["requestsReceived"] ?? 0);
       answers += Number(stat["responsesReceived"] ?? 0);
     }
-    return { received: packetBytes + questions + answers, questions, answers };
+    return { received: packetBytes + questions + answers, questions, answers: answers + this.numFrameParts };
   }
 
   private async call(

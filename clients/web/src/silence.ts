@@ -1,7 +1,7 @@
 import type { Clock } from "./clock.js";
 import { type Counts, UnheardTime } from "./unheard.js";
 
-const LOOK_INTERVAL_MS = 250;
+const LOOK_INTERVAL_MS = 200;
 /** What a look counts at most: where everything stood still, this page too, what came meanwhile is not read yet. */
 const LONGEST_LOOK_MS = 1_000;
 const ASK_AFTER_MS = 500;
@@ -19,10 +19,7 @@ export interface SilenceParts {
   readonly onUnheard: () => void;
 }
 
-/**
- * Watches a connection both ways: asks where nothing comes, or the other side seems to hear nothing, again and again, and tells
- * once when it was so for `longestMs`.
- */
+/** Watches a connection both ways: asks where nothing comes, again and again, and tells once when a way was dead for `longestMs`. */
 export class SilenceWatch {
   private cancelLook: () => void = () => {};
   private isOn = false;
@@ -55,7 +52,7 @@ export class SilenceWatch {
           else onUnheard();
           return;
         }
-        if (silentMs >= ASK_AFTER_MS || unheardMs > 0) ask();
+        if (silentMs >= ASK_AFTER_MS) ask();
         this.look(received, silentMs, now, unheard);
       });
     });

@@ -20,6 +20,7 @@ export class PeerLink {
     silence;
     abort = new AbortController();
     address = null;
+    numFrameParts = 0;
     isLost = false;
     /** Throws ConnectionLostError where this browser has no WebRTC. */
     constructor(options, listener) {
@@ -33,7 +34,11 @@ export class PeerLink {
         }
         this.channel = this.peer.createDataChannel("ithaka");
         this.channel.binaryType = "arraybuffer";
-        this.channel.onmessage = ({ data }) => this.listener.onMessage(data);
+        this.channel.onmessage = ({ data }) => {
+            if (typeof data !== "string")
+                this.numFrameParts += 1;
+            this.listener.onMessage(data);
+        };
         this.silence = new SilenceWatch({
             clock: options.clock,
             longestMs: LONGEST_SILENCE_MS,
@@ -162,7 +167,7 @@ export class PeerLink {
             questions += Number(stat["requestsReceived"] ?? 0);
             answers += Number(stat["responsesReceived"] ?? 0);
         }
-        return { received: packetBytes + questions + answers, questions, answers };
+        return { received: packetBytes + questions + answers, questions, answers: answers + this.numFrameParts };
     }
     async call(method, path, signal, body) {
         const { sessionUrl, token } = this.options;

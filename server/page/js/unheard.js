@@ -1,31 +1,29 @@
-/** What the other side has heard nothing for when its first question comes: half a second to a whole one. */
-const BEFORE_FIRST_QUESTION_MS = 750;
-/** Twice a second, and a look's time. */
+/** The other side has heard nothing for so long, at least, when it asks. */
+const BEFORE_QUESTION_MS = 500;
+/** Longer ones are between questions that were answered. */
 const LONGEST_PAUSE_MS = 750;
-/** Who looks, and so sends, less often than this may well not be heard in between. */
-const LATEST_LOOK_MS = 450;
-/**
- * How long the other side has heard nothing, though something was sent to it at each look: it goes on asking. Its questions say
- * nothing where this side was quiet itself, or looked late. Pure.
- */
+/** Who looks less often can't tell one pause from the other. */
+const LATEST_LOOK_MS = 600;
+/** How long the other side has heard nothing, by the questions that it goes on asking though a browser answers each. Pure. */
 export class UnheardTime {
     before = null;
     lookedAt = 0;
     firstAt = null;
     lastAt = 0;
-    /** Returns milliseconds; 0 while nothing speaks for it. Above 0, something has to be sent. */
+    /** Returns milliseconds; 0 while nothing speaks for it. */
     look(counts, now) {
         const { before, lookedAt } = this;
         this.before = counts;
         this.lookedAt = now;
         if (before === null)
             return 0;
-        if (counts.answers > before.answers || now - lookedAt > LATEST_LOOK_MS || now - this.lastAt > LONGEST_PAUSE_MS)
+        const isHeard = counts.answers > before.answers || now - this.lastAt > LONGEST_PAUSE_MS;
+        if (isHeard || now - lookedAt > LATEST_LOOK_MS)
             this.firstAt = null;
         if (counts.questions > before.questions) {
             this.firstAt ??= now;
             this.lastAt = now;
         }
-        return this.firstAt === null ? 0 : BEFORE_FIRST_QUESTION_MS + this.lastAt - this.firstAt;
+        return this.firstAt === null ? 0 : BEFORE_QUESTION_MS + this.lastAt - this.firstAt;
     }
 }

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
-from websockets.typing import Subprotocol
 
 from ithaka_client.bench.access_unit import AccessUnit, numbered_h264
 from ithaka_client.bench.plan import Plan
-from ithaka_client.protocol import MAX_MESSAGE_BYTES, SUBPROTOCOL, TOKEN_SUBPROTOCOL_PREFIX, parse_frame
+from ithaka_client.connection import CLOSED_NORMALLY, closed_error, open_socket
+from ithaka_client.errors import DeadlineError
+from ithaka_client.protocol import parse_frame
 
 OPEN_TIMEOUT_S = 20.0
 
@@ -22,12 +23,16 @@ class Carrier(Protocol):
 
     acknowledges: bool
 
-    async def open(self) -> None: ...
+    async def open(self) -> None:
+        """Raises IthakaError."""
+        ...
 
-    async def send(self, message: str) -> None: ...
+    async def send(self, message: str) -> None:
+        """Raises IthakaError."""
+        ...
 
     async def receive(self) -> str | AccessUnit | None:
-        """A text message, a picture, or None when the connection is over. Raises ProtocolError."""
+        """A text message, a picture, or None when the connection is over. Raises IthakaError."""
         ...
 
     async def close(self) -> None: ...
@@ -42,21 +47,28 @@ class WebSocketCarrier:
         self._socket: ClientConnection | None = None
 
     async def open(self) -> None:
-        protocols = [Subprotocol(SUBPROTOCOL), Subprotocol(TOKEN_SUBPROTOCOL_PREFIX + self._token)]
-        self._socket = await connect(
-            self._address, subprotocols=protocols, compression=None, max_size=MAX_MESSAGE_BYTES, open_timeout=OPEN_TIMEOUT_S
-        )
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                self._socket = await open_socket(self._address, self._token)
+        except TimeoutError:
+            words = f"The WebSocket {self._address} was not open within {OPEN_TIMEOUT_S:g} s."
+            raise DeadlineError("connect_timeout", words, retryable=True) from None
 
     async def send(self, message: str) -> None:
         assert self._socket is not None
-        await self._socket.send(message)
+        try:
+            await self._socket.send(message)
+        except ConnectionClosed as error:
+            raise closed_error(error) from None
 
     async def receive(self) -> str | AccessUnit | None:
         assert self._socket is not None
         try:
             message = await self._socket.recv()
-        except ConnectionClosed:
-            return None
+        except ConnectionClosed as error:
+            if error.rcvd is not None and error.rcvd.code == CLOSED_NORMALLY:
+                return None
+            raise closed_error(error) from None
         return message if isinstance(message, str) else numbered_h264(parse_frame(message).payload)
 
     async def close(self) -> None:
@@ -79,7 +91,11 @@ def carrier_of(plan: Plan, session_path: str, token: str) -> Carrier:
     return WebRtcCarrier(plan.url, session_path, token, codec=plan.codec if plan.transport == "webrtc" else None)
 
 
-async def read_within(carrier: Carrier, timeout_s: float) -> str | AccessUnit | None:
-    """``receive`` with an end to it. Raises TimeoutError."""
-    async with asyncio.timeout(timeout_s):
-        return await carrier.receive()
+async def read_within(carrier: Carrier, timeout_s: float, *, awaited: str) -> str | AccessUnit | None:
+    """``receive`` with an end to it. ``awaited``: what is to come, in words. Raises DeadlineError, and as ``receive``."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await carrier.receive()
+    except TimeoutError:
+        words = f"Nothing came for {timeout_s:g} s, not even a ping, while waiting for {awaited}."
+        raise DeadlineError("connection_silent", words, retryable=True) from None

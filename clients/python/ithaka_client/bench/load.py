@@ -13,7 +13,7 @@ from ithaka_client.bench.account import Account, SessionResult
 from ithaka_client.bench.carriers import Carrier, OpenCarrier, carrier_of, read_within
 from ithaka_client.bench.plan import Arrival, Plan
 from ithaka_client.decoder import Decoder
-from ithaka_client.errors import IthakaError, ProtocolError
+from ithaka_client.errors import ConnectionLostError, IthakaError, ProtocolError, StreamFailedError
 from ithaka_client.protocol import (
     Control,
     EncodedFrame,
@@ -31,8 +31,9 @@ from ithaka_client.protocol import (
     parse_message,
 )
 
-QUIET_TIMEOUT_S = 30.0
-"""Nothing at all came for so long: the session is given up."""
+QUIET_TIMEOUT_S = 15.0
+"""Nothing at all came for so long, though the server sends a ping every 10 s: the session is given up."""
+PLACE_INTERVAL_S = 0.25
 END_TIMEOUT_S = 15.0
 
 
@@ -104,10 +105,13 @@ class _Player:
         carrier: Carrier | None = None
         tasks: list[asyncio.Task[None]] = []
         try:
+            await self._await_place(info)
             carrier = self._open_carrier(self._plan, f"/v1/sessions/{info.id}", info.token)
             await carrier.open()
             tasks = [asyncio.create_task(self._control(carrier)), asyncio.create_task(self._end_in_time(carrier))]
             await self._converse(carrier)
+        except IthakaError as error:
+            return str(error)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:
@@ -120,9 +124,18 @@ class _Player:
                 await self._api.delete_session(info.id, force=True, token=info.token)
         return None
 
+    async def _await_place(self, info: SessionInfo) -> None:
+        """Before any carrier: a WebSocket could wait in the queue, WebRTC is refused there. The server bounds the wait."""
+        while info.state == "queued":
+            await asyncio.sleep(PLACE_INTERVAL_S)
+            info = await self._api.session(info.id, token=info.token)
+        if info.is_over:
+            raise StreamFailedError(info.reason or "session_ended", "The session ended while it waited for its place.")
+
     async def _converse(self, carrier: Carrier) -> None:
+        """Until the session's end. Raises IthakaError."""
         assert self._account is not None
-        while (item := await read_within(carrier, QUIET_TIMEOUT_S)) is not None:
+        while (item := await read_within(carrier, QUIET_TIMEOUT_S, awaited=self._awaited())) is not None:
             if isinstance(item, AccessUnit):
                 await self._take_frame(item)
                 if carrier.acknowledges:
@@ -138,12 +151,21 @@ class _Player:
                 case EndOfStream():
                     self._declared_frames = message.count
                     await carrier.send(build_fin(self._account.num_frames, message.last_seq))
-                case StateChanged(state="closed" | "failed"):
+                case StateChanged(state="closed"):
                     return
+                case StateChanged(state="failed"):
+                    raise StreamFailedError(message.reason, "The session failed.")
                 case ServerError():
                     raise ProtocolError(message.message, code=message.code)
                 case _:
                     pass
+        raise ConnectionLostError("connection_lost", f"The connection ended while waiting for {self._awaited()}.")
+
+    def _awaited(self) -> str:
+        if self._declared_frames:
+            return "the session's end"
+        decoded_through = 0 if self._account is None else self._account.decoded_through
+        return f"frame {decoded_through + 1}" if self._has_begun.is_set() else "hello"
 
     async def _take_frame(self, unit: AccessUnit) -> None:
         assert self._account is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from dataclasses import asdict
@@ -12,6 +13,8 @@ from ithaka_client.bench.account import Spread, spread
 from ithaka_client.bench.load import RunResult
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 320, 48
+_MOST_STEPS = 5
+"""Of the axis."""
 
 
 def as_json(result: RunResult) -> str:
@@ -76,7 +79,8 @@ def as_table(result: RunResult) -> str:
 def as_svg(result: RunResult) -> str:
     """The share of frames (upwards) that were decoded within so many milliseconds (to the right)."""
     delays = sorted(result.delays_ms)
-    most_ms = max(delays[-1] if delays else 0.0, 1.0)
+    ticks_ms = nice_ticks(max(delays[-1] if delays else 0.0, 1.0))
+    most_ms = ticks_ms[-1]
     across, up = _WIDTH - 2 * _MARGIN, _HEIGHT - 2 * _MARGIN
     step = max(1, len(delays) // across)
     points = [
@@ -85,8 +89,10 @@ def as_svg(result: RunResult) -> str:
         if rank % step == 0 or rank == len(delays) - 1
     ]
     marks = "".join(
-        f'<text x="{_MARGIN + across * part / 4:.0f}" y="{_HEIGHT - _MARGIN + 18}" text-anchor="middle">'
-        f"{most_ms * part / 4:.0f} ms</text>"
+        f'<text x="{_MARGIN + across * tick_ms / most_ms:.0f}" y="{_HEIGHT - _MARGIN + 18}" text-anchor="middle">'
+        f"{tick_ms:g} ms</text>"
+        for tick_ms in ticks_ms
+    ) + "".join(
         f'<text x="{_MARGIN - 8}" y="{_HEIGHT - _MARGIN - up * part / 4 + 4:.0f}" text-anchor="end">{25 * part} %</text>'
         for part in range(5)
     )
@@ -98,6 +104,13 @@ def as_svg(result: RunResult) -> str:
         f'<path d="M{_MARGIN},{_MARGIN}V{_HEIGHT - _MARGIN}H{_WIDTH - _MARGIN}" fill="none" stroke="black"/>{marks}'
         f'<polyline points="{" ".join(points)}" fill="none" stroke="#0a66c2" stroke-width="2"/></svg>\n'
     )
+
+
+def nice_ticks(most: float) -> list[float]:
+    """From 0 to ``most`` or just beyond, evenly, in at most five steps of 1, 2 or 5 times a power of ten. ``most`` > 0."""
+    power = 10.0 ** math.floor(math.log10(most / _MOST_STEPS))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power * _MOST_STEPS >= most)
+    return [step * number for number in range(math.ceil(most / step) + 1)]
 
 
 def _total(result: RunResult) -> dict[str, Any]:

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
-import httpx
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpReceiver, RTCSessionDescription
 from aiortc.rtcicetransport import RTCIceTransport
 
+from ithaka_client.api import Api
 from ithaka_client.bench.access_unit import AccessUnit, is_key_frame, is_vp8_key_frame, numbered_h264
 from ithaka_client.bench.assembler import Assembler
 from ithaka_client.bench.numbering import Numbering
 from ithaka_client.bench.plan import CodecName
-from ithaka_client.errors import ProtocolError
+from ithaka_client.errors import ConnectFailedError, DeadlineError, ProtocolError
 from ithaka_client.protocol import HEADER, Numbered, parse_frame, parse_message
 
 OPEN_TIMEOUT_S = 20.0
@@ -42,7 +42,7 @@ class WebRtcCarrier:
         self.acknowledges = codec is None
         self._numbering = Numbering() if codec == "vp8" else None
         self._url = url
-        self._path = f"{session_path}/webrtc"
+        self._session_path = session_path
         self._token = token
         self._connection = RTCPeerConnection(RTCConfiguration([]))
         self._items: asyncio.Queue[str | AccessUnit | ProtocolError | None] = asyncio.Queue(maxsize=QUEUED_ITEMS)
@@ -64,16 +64,22 @@ class WebRtcCarrier:
             for transport in (*transports, connection.sctp.transport):
                 _offer_loopback(transport.transport)
         await connection.setLocalDescription(await connection.createOffer())
-        body = {"type": "offer", "sdp": connection.localDescription.sdp}
-        async with httpx.AsyncClient(base_url=self._url, timeout=OPEN_TIMEOUT_S, trust_env=False) as http:
-            answer = await http.post(self._path, json=body, headers={"Authorization": f"Bearer {self._token}"})
-        answer.raise_for_status()
-        sdp = answer.json()["sdp"]
+        api = Api(self._url, None, timeout_s=OPEN_TIMEOUT_S)
+        try:
+            sdp = await api.offer_webrtc(self._session_path, connection.localDescription.sdp, self._token)
+        finally:
+            await api.aclose()
         if self._reroute is not None:
             sdp = await self._reroute(sdp)
         await connection.setRemoteDescription(RTCSessionDescription(sdp, "answer"))
-        async with asyncio.timeout(OPEN_TIMEOUT_S):
-            await self._opened.wait()
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await self._opened.wait()
+        except TimeoutError:
+            words = f"The data channel was not open {OPEN_TIMEOUT_S:g} s after the answer: no datagram came through, perhaps."
+            raise DeadlineError("connect_timeout", words, retryable=True) from None
+        if self._channel.readyState != "open":
+            raise ConnectFailedError("webrtc_failed", f"WebRTC did not come up: it is {connection.connectionState}.")
 
     async def send(self, message: str) -> None:
         if self._channel.readyState == "open":
@@ -121,6 +127,7 @@ class WebRtcCarrier:
 
     def _state_changed(self) -> None:
         if self._connection.connectionState in ("failed", "closed"):
+            self._opened.set()
             self._put(None)
 
     def _put_h264(self, data: bytes) -> None:
