@@ -92,6 +92,15 @@ async def send_everything_odd(peer: RtcPeer) -> None:
         await dtls_of(peer)._send_rtp(odd)
 
 
+async def send_bundled(peer: RtcPeer, *packets: bytes) -> None:
+    """Each in a record of its own, all in one datagram."""
+    dtls = dtls_of(peer)
+    assert dtls._ssl is not None
+    for one in packets:
+        dtls._ssl.send(one)
+    await dtls.transport._send(dtls._ssl.bio_read(65_000))
+
+
 async def send_scattered(peer: RtcPeer, num: int) -> None:
     """Middles of messages under every other TSN, so that none of them can be given on."""
     assert peer.channel is not None and isinstance(peer.channel.id, int)

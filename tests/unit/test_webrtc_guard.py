@@ -64,6 +64,21 @@ async def test_what_lies_far_beyond_a_gap_is_not_kept() -> None:
             assert sum(len(one.reassembly) for one in sctp._inbound_streams.values()) == MAX_CHUNKS_AHEAD // 2
 
 
+async def test_every_record_of_a_datagram_is_taken() -> None:
+    """None stays behind for ever: the last one of the last datagram is answered at once."""
+    async with served() as server:
+        session = await server.create()
+        async with controller(server, session) as peer:
+            await peer.greet()
+            await peer.frame()
+            sctp = sctp_here(server)
+            num_streams, tag = sctp._inbound_streams_count, sctp._local_verification_tag
+            more = hostile.chunk(hostile.RE_CONFIG, struct.pack("!HHLHH", 17, 12, 1, 1, 0))
+            for _ in range(5):
+                await hostile.send_bundled(peer, *[b"nothing"] * 20, hostile.packet(tag, more), b"nothing")
+            await server.until(lambda: sctp._inbound_streams_count == num_streams + 5)
+
+
 async def not_utf8(peer: RtcPeer) -> None:
     await hostile.sctp_of(peer)._send(channel_id(peer), hostile.TEXT, b"\xff\xfe{")
 
@@ -170,7 +185,10 @@ async def test_what_aiortc_fails_on_all_the_same_ends_the_connection_in_one_line
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("owner", "name"), [(RTCSctpTransport, "_handle_data"), (RTCDtlsTransport, "_handle_rtcp_data")])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(RTCSctpTransport, "_handle_data"), (RTCDtlsTransport, "_handle_rtcp_data"), (RTCDtlsTransport, "_recv_next")],
+)
 def test_another_aiortc_keeps_the_server_from_starting(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_aiortc()
     monkeypatch.delattr(owner, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ithaka.server.transports.webrtc import rtcp_guard, sctp_guard
+from ithaka.server.transports.webrtc import dtls_guard, rtcp_guard, sctp_guard
 
 
 class AiortcError(Exception):
@@ -11,7 +11,7 @@ class AiortcError(Exception):
 
 def check_aiortc() -> None:
     """Raises AiortcError."""
-    missing = [*sctp_guard.missing_names(), *rtcp_guard.missing_names()]
+    missing = [*dtls_guard.missing_names(), *sctp_guard.missing_names(), *rtcp_guard.missing_names()]
     if missing:
         raise AiortcError(
             f"this aiortc is none that the server knows: {', '.join(missing)}; install the version of requirements.lock"

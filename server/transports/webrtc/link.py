@@ -31,6 +31,7 @@ from aiortc.rtp import (
 
 from ithaka.server.errors import ApiError, ProtocolViolation
 from ithaka.server.transports.base import TransportLost
+from ithaka.server.transports.webrtc.dtls_guard import DtlsGuard
 from ithaka.server.transports.webrtc.gathering import Gathering, PortsTakenError
 from ithaka.server.transports.webrtc.offer import Offer
 from ithaka.server.transports.webrtc.playout_delay import send_without_delay, with_playout_delay
@@ -208,6 +209,7 @@ class Link:
                 on_fault=self._fail,
             )
         for dtls in self._dtls_transports():
+            DtlsGuard(dtls)
             RtcpGuard(dtls, on_key_frame=self._tell_key_frame, on_fault=self._fail)
 
     def _refuse(self, violation: ProtocolViolation) -> None:
