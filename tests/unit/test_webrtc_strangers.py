@@ -102,6 +102,7 @@ async def test_a_signed_check_is_heard_and_answered_and_opens_the_way_for_media(
         bytes(check(without="USERNAME")),
         bytes(answer(key="another-password-of-22-characters")),
     ],
+    ids=["empty", "unknown", "unsigned", "told", "relay", "password", "name", "no priority", "no name", "answer"],
 )
 async def test_whoever_signs_nothing_is_not_heard_nor_answered(door: Door, wrong: bytes) -> None:
     door.know_the_peer()
@@ -196,8 +197,9 @@ async def test_a_stranger_keeps_no_dead_peer_alive() -> None:
             peer.fall_silent()
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
                 for _ in range(int(MAX_SILENCE_S / LOOK_INTERVAL_S) + 1):
-                    for data in (b"", b"\x05junk", DTLS, bytes(stun.Message(stun.Method.BINDING, stun.Class.REQUEST))):
+                    for data in (b"\x05junk", DTLS, bytes(stun.Message(stun.Method.BINDING, stun.Class.REQUEST))):
                         stranger.sendto(data, listener.transport.get_extra_info("sockname"))
                     await server.http.get("/healthz")
                     server.timers.advance(LOOK_INTERVAL_S)
             await server.until_state(session["id"], "detached")
+            assert "webrtc.silent" in {entry["event"] for entry in server.logs}
