@@ -77,7 +77,9 @@ async def until_told(daemon: RunningDaemon, session: dict[str, Any], condition: 
 async def test_every_picture_arrives_on_a_good_network(daemon: RunningDaemon, session: dict[str, Any]) -> None:
     async with played(daemon, session) as peer:
         numbers = [barcode_of(await peer.picture()).number for _ in range(48)]
-    assert numbers == list(range(numbers[0], numbers[0] + 48))
+        assert numbers == sorted(set(numbers)), "in order, none twice"
+        # A machine too busy to encode drops frames before the encoder: those are counted, and no others are missing.
+        assert numbers[-1] - numbers[0] + 1 - len(numbers) <= look(daemon, session)["dropped_frames"]
 
 
 async def test_a_lost_picture_brings_a_key_frame(daemon: RunningDaemon, session: dict[str, Any]) -> None:

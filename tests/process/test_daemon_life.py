@@ -89,6 +89,7 @@ async def stream(daemon: Running) -> AsyncIterator[tuple[websockets.ClientConnec
         yield socket_, hello
 
 
+@pytest.mark.usefixtures("heeds_hangups")
 @pytest.mark.parametrize("daemon", [2], indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_streaming_session_is_delivered_before_the_daemon_goes(daemon: Running, number: signal.Signals) -> None:

@@ -139,6 +139,7 @@ def test_so_does_one_in_the_first_moments(tmp_path: Path, moment: str) -> None:
         assert re.sub(r"\s", "", terminal.said) == "importing^Cgivenback:True"
 
 
+@pytest.mark.usefixtures("heeds_hangups")
 def test_a_closed_terminal_ends_everybody(terminal: Terminal) -> None:
     everybody = psutil.Process(terminal.make.pid).children(recursive=True)
     terminal.close()

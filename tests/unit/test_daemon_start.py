@@ -84,6 +84,7 @@ async def test_tls(tmp_path: Path) -> None:
     assert seen == [200]
 
 
+@pytest.mark.usefixtures("heeds_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_real_signals_are_recorded_and_given_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
