@@ -11,11 +11,11 @@ class RateBound:
         self._left = float(per_s)
         self._at_s = now_s
 
-    def take(self, now_s: float) -> bool:
-        """Count one message; False when it is one too many."""
+    def take(self, now_s: float, num: int = 1) -> bool:
+        """Count ``num`` messages; False, and none is counted, when that is too many."""
         self._left = min(float(self._per_s), self._left + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
-        if self._left < 1:
+        if self._left < num:
             return False
-        self._left -= 1
+        self._left -= num
         return True

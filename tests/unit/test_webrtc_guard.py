@@ -14,7 +14,7 @@ from tests.rtc_served import controller, until_decoded
 from tests.served import Served, config_for, served
 
 from ithaka.server.transports.webrtc.guard import AiortcError, check_aiortc
-from ithaka.server.transports.webrtc.sctp_guard import MAX_CHUNKS_AHEAD, MAX_STREAMS
+from ithaka.server.transports.webrtc.sctp_guard import MAX_CHUNKS_AHEAD, MAX_LABEL_BYTES, MAX_STREAMS
 
 MAX_MESSAGE_BYTES = 4096
 
@@ -109,6 +109,32 @@ async def label_that_is_no_text(peer: RtcPeer) -> None:
     await hostile.sctp_of(peer)._send(channel_id(peer) + 2, hostile.DCEP, opening(b"\xff\xfe"))
 
 
+async def long_label(peer: RtcPeer) -> None:
+    await hostile.sctp_of(peer)._send(channel_id(peer) + 2, hostile.DCEP, opening(bytes(MAX_LABEL_BYTES + 1)))
+
+
+async def many_channels_of_reset_streams(peer: RtcPeer) -> None:
+    """Each stream is forgotten before the next begins, and the server's own resets are never answered."""
+    sctp = hostile.sctp_of(peer)
+
+    async def never_answer(param: object) -> None:
+        pass
+
+    async def receive_text(stream_id: int, pp_id: int, data: bytes) -> None:
+        if pp_id == hostile.TEXT:
+            await receive(stream_id, pp_id, data)
+
+    receive = sctp._data_channel_receive
+    sctp._data_channel_receive = receive_text  # type: ignore[method-assign]
+    sctp._receive_reconfig_param = never_answer  # type: ignore[method-assign]
+    first, reset = sctp._local_tsn, sctp._reconfig_request_seq
+    for number in range(MAX_STREAMS):
+        stream = channel_id(peer) + 2 * (number + 1)
+        await hostile.send(peer, hostile.data(first + number, stream, opening(b"x"), protocol=hostile.DCEP))
+        body = struct.pack("!HHLLLHxx", 13, 18, reset + number, 0, first + number, stream)
+        await hostile.send(peer, hostile.chunk(hostile.RE_CONFIG, body, flags=0))
+
+
 async def cut_opening(peer: RtcPeer) -> None:
     await hostile.sctp_of(peer)._send(channel_id(peer) + 2, hostile.DCEP, opening(b"label")[:-1])
 
@@ -143,7 +169,9 @@ def channel_id(peer: RtcPeer) -> int:
         (endless_message_in_crumbs, "pieces of messages"),
         (second_opening, "open already"),
         (label_that_is_no_text, "label"),
+        (long_label, "label"),
         (cut_opening, "label"),
+        (many_channels_of_reset_streams, f"at most {MAX_STREAMS} data channels"),
         (many_streams, f"at most {MAX_STREAMS} data channels"),
         (many_forgotten_streams, f"at most {MAX_STREAMS} data channels"),
     ],

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
-from aiortc import rtp
+from aiortc import RTCDtlsTransport, rtp
 from aiortc.rtcdtlstransport import RtpRouter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ithaka.server.transports.webrtc.rtcp_guard import MAX_LOST_PER_S, RtcpGuard
 from ithaka.server.transports.webrtc.rtcp_packet import RtcpError, read_compound
 
 U8, U16, U32 = st.integers(0, 255), st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)
@@ -62,8 +65,36 @@ def test_a_fir_names_its_streams_in_its_entries(media_ssrc: int) -> None:
     assert not read_compound(report + feedback(rtp.RTCP_PSFB, rtp.RTCP_PSFB_PLI, b"")).key_frame_ssrcs
 
 
-def test_lost_packets_that_are_named_once_pass() -> None:
-    assert read_compound(nack((7, 0xFFFF), (24, 1), (65_535, 1))) == read_compound(bytes(rtp.RtcpRrPacket(ssrc=1)))
+def test_lost_packets_that_are_named_once_are_counted_over_the_compound() -> None:
+    lost = nack((7, 0xFFFF), (24, 1), (65_535, 1))
+    assert read_compound(lost).num_lost == 21
+    assert read_compound(lost + lost).num_lost == 42
+    assert read_compound(bytes(rtp.RtcpRrPacket(ssrc=1))).num_lost == 0
+
+
+async def test_packets_are_sent_again_at_a_bounded_rate() -> None:
+    handled: list[bytes] = []
+    clock = [0.0]
+
+    async def handle(data: bytes) -> None:
+        handled.append(data)
+
+    dtls = SimpleNamespace(_handle_rtcp_data=handle, _handle_rtp_data=None)
+    RtcpGuard(
+        cast(RTCDtlsTransport, dtls),
+        on_key_frame=lambda ssrcs: None,
+        on_fault=lambda error: pytest.fail(str(error)),
+        now_s=lambda: clock[0],
+    )
+    every = nack(*((17 * number, 0xFFFF) for number in range(MAX_LOST_PER_S // 17)))
+    for _ in range(3):
+        await dtls._handle_rtcp_data(every)
+    assert handled == [every]
+    report = bytes(rtp.RtcpRrPacket(ssrc=1))
+    await dtls._handle_rtcp_data(report)
+    clock[0] = 1.0
+    await dtls._handle_rtcp_data(every)
+    assert handled == [every, report, every]
 
 
 @given(st.binary(max_size=200))

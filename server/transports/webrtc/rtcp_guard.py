@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from aiortc import RTCDtlsTransport
 
+from ithaka.server.session.rate import RateBound
 from ithaka.server.transports.webrtc.rtcp_packet import RtcpError, read_compound
 
+MAX_LOST_PER_S = 512
+"""Packets that are sent again for one peer: about what goes out in a second at 5 Mbit/s. More is a key frame's to mend."""
 NAMES = ("_handle_rtcp_data", "_handle_rtp_data")
 """Of aiortc's own, that are used here."""
 
@@ -21,7 +25,10 @@ class RtcpGuard:
         *,
         on_key_frame: Callable[[frozenset[int]], None],
         on_fault: Callable[[Exception], None],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now_s = now_s
+        self._lost = RateBound(MAX_LOST_PER_S, now_s())
         self._handle = dtls._handle_rtcp_data
         self._on_key_frame = on_key_frame
         self._on_fault = on_fault
@@ -32,6 +39,8 @@ class RtcpGuard:
         try:
             compound = read_compound(data)
         except RtcpError:
+            return
+        if compound.num_lost and not self._lost.take(self._now_s(), compound.num_lost):
             return
         try:
             await self._handle(data)

@@ -26,16 +26,17 @@ class RtcpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Compound:
-    """``key_frame_ssrcs``: the streams of which a key frame is asked for by FIR."""
+    """``key_frame_ssrcs``: the streams of which a key frame is asked for by FIR. ``num_lost``: packets that NACKs name."""
 
-    key_frame_ssrcs: frozenset[int]
+    key_frame_ssrcs: frozenset[int] = frozenset()
+    num_lost: int = 0
 
 
 def read_compound(data: bytes) -> Compound:
     """Raises RtcpError, and nothing else."""
     if not data:
         raise RtcpError("it is empty")
-    wanted: set[int] = set()
+    parts: list[Compound] = []
     place = 0
     while place < len(data):
         if len(data) - place < HEADER_BYTES:
@@ -48,8 +49,8 @@ def read_compound(data: bytes) -> Compound:
             raise RtcpError("a packet is cut off")
         body = data[place : place + 4 * num_words]
         place += len(body)
-        wanted |= _read(kind, first & 0x1F, _without_padding(body) if first & 0x20 else body)
-    return Compound(frozenset(wanted))
+        parts.append(_read(kind, first & 0x1F, _without_padding(body) if first & 0x20 else body))
+    return Compound(frozenset().union(*(part.key_frame_ssrcs for part in parts)), sum(part.num_lost for part in parts))
 
 
 def _without_padding(body: bytes) -> bytes:
@@ -59,8 +60,8 @@ def _without_padding(body: bytes) -> bytes:
     return body[: -body[-1]]
 
 
-def _read(kind: int, count: int, body: bytes) -> set[int]:
-    """The SSRCs of a FIR; none of anything else. Raises RtcpError."""
+def _read(kind: int, count: int, body: bytes) -> Compound:
+    """One packet of a compound. Raises RtcpError."""
     if kind == SENDER_REPORT:
         _check_length("a sender report", body, REPORT_BYTES + REPORT_BYTES * count)
     elif kind == RECEIVER_REPORT:
@@ -71,13 +72,13 @@ def _read(kind: int, count: int, body: bytes) -> set[int]:
         _check_length("feedback", body, FEEDBACK_BYTES)
         control = body[FEEDBACK_BYTES:]
         if kind == TRANSPORT_FEEDBACK and count == NACK:
-            _check_nack(control)
+            return Compound(num_lost=_count_lost(control))
         elif kind == PAYLOAD_FEEDBACK and count == FIR:
-            return _read_fir(control)
+            return Compound(_read_fir(control))
         elif kind == PAYLOAD_FEEDBACK and count == APPLICATION and control.startswith(REMB):
             _check_length("REMB", control, REMB_BYTES)
             _check_length("REMB", control, REMB_BYTES + 4 * control[4])
-    return set()
+    return Compound()
 
 
 def _check_length(name: str, body: bytes, least_bytes: int) -> None:
@@ -85,8 +86,8 @@ def _check_length(name: str, body: bytes, least_bytes: int) -> None:
         raise RtcpError(f"{name} has {len(body)} bytes, not {least_bytes}")
 
 
-def _check_nack(control: bytes) -> None:
-    """Each lost packet is named once: every name costs a packet. Raises RtcpError."""
+def _count_lost(control: bytes) -> int:
+    """Of a NACK; each lost packet is named once: every name costs a packet. Raises RtcpError."""
     if len(control) % 4:
         raise RtcpError("NACK names half a packet")
     named: set[int] = set()
@@ -98,10 +99,11 @@ def _check_nack(control: bytes) -> None:
             if number in named:
                 raise RtcpError("NACK names a packet twice")
             named.add(number)
+    return len(named)
 
 
-def _read_fir(control: bytes) -> set[int]:
+def _read_fir(control: bytes) -> frozenset[int]:
     """Raises RtcpError."""
     if not control or len(control) % FIR_ENTRY_BYTES:
         raise RtcpError("FIR has no whole number of streams")
-    return {ssrc for ssrc, _ in struct.iter_unpack("!LL", control)}
+    return frozenset(ssrc for ssrc, _ in struct.iter_unpack("!LL", control))

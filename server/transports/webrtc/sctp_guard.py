@@ -34,6 +34,8 @@ DCEP, TEXT = 50, 51
 OPEN, ACK = 3, 2
 """Messages of DCEP, the protocol that opens data channels (RFC 8832)."""
 OPEN_BYTES = 12
+MAX_LABEL_BYTES = 1024
+"""And of a protocol's name, together."""
 BEGINNING_STATES = frozenset({"COOKIE_WAIT", "COOKIE_ECHOED"})
 """Those of an association that is not up yet; one that is, is not begun anew."""
 NAMES = (
@@ -108,6 +110,11 @@ class SctpGuard:
         is_known = stream_id in self._sctp._data_channels
         if kind == OPEN and is_known:
             self._refuse(f"the data channel of stream {stream_id} is open already")
+        elif kind == OPEN and len(self._sctp._data_channels) >= MAX_STREAMS:
+            # Its stream may be reset and forgotten; the channel is not.
+            self._refuse(f"a connection has at most {MAX_STREAMS} data channels")
+        elif kind == OPEN and len(message) > OPEN_BYTES + MAX_LABEL_BYTES:
+            self._refuse(f"a data channel's label and protocol have at most {MAX_LABEL_BYTES} bytes")
         elif kind == OPEN and not _is_opening(message):
             self._refuse("a data channel's label and protocol have to be there, in UTF-8")
         elif kind != ACK or is_known:
