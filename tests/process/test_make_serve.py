@@ -91,7 +91,7 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
+def terminal(heeds_hangups: None, tmp_path: Path) -> Iterator[Terminal]:
     path = tmp_path / "terminal.yaml"
     path.write_text(CONFIG)
     with opened(path) as terminal:
@@ -139,7 +139,6 @@ def test_so_does_one_in_the_first_moments(tmp_path: Path, moment: str) -> None:
         assert re.sub(r"\s", "", terminal.said) == "importing^Cgivenback:True"
 
 
-@pytest.mark.usefixtures("heeds_hangups")
 def test_a_closed_terminal_ends_everybody(terminal: Terminal) -> None:
     everybody = psutil.Process(terminal.make.pid).children(recursive=True)
     terminal.close()
