@@ -10,6 +10,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+from ithaka.server.transports.webrtc.utf8 import is_utf8
+
 Kind = Literal["stun", "dtls", "rtp"]
 """``rtp`` is its reports too; both are still encrypted."""
 
@@ -88,20 +90,12 @@ def _of_bytes(num_bytes: int) -> Callable[[bytes], bool]:
     return lambda value: len(value) == num_bytes
 
 
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _is_address(value: bytes) -> bool:
     return len(value) >= 4 and len(value) == _ADDRESS_BYTES.get(value[1])
 
 
 def _is_error(value: bytes) -> bool:
-    return len(value) >= 4 and _is_text(value[4:])
+    return len(value) >= 4 and is_utf8(value[4:])
 
 
 _VALUES: dict[int, Callable[[bytes], bool]] = {
@@ -109,19 +103,19 @@ _VALUES: dict[int, Callable[[bytes], bool]] = {
     0x0003: _of_bytes(4),  # CHANGE-REQUEST
     0x0004: _is_address,  # SOURCE-ADDRESS
     0x0005: _is_address,  # CHANGED-ADDRESS
-    0x0006: _is_text,  # USERNAME
+    0x0006: is_utf8,  # USERNAME
     0x0008: _of_bytes(20),  # MESSAGE-INTEGRITY
     0x0009: _is_error,  # ERROR-CODE
     0x000C: _of_bytes(4),  # CHANNEL-NUMBER
     0x000D: _of_bytes(4),  # LIFETIME
     0x0012: _is_address,  # XOR-PEER-ADDRESS
-    0x0014: _is_text,  # REALM
+    0x0014: is_utf8,  # REALM
     0x0016: _is_address,  # XOR-RELAYED-ADDRESS
     0x0019: _of_bytes(4),  # REQUESTED-TRANSPORT
     0x0020: _is_address,  # XOR-MAPPED-ADDRESS
     0x0024: _of_bytes(4),  # PRIORITY
     0x0025: _of_bytes(0),  # USE-CANDIDATE
-    0x8022: _is_text,  # SOFTWARE
+    0x8022: is_utf8,  # SOFTWARE
     FINGERPRINT: _of_bytes(4),
     0x8029: _of_bytes(8),  # ICE-CONTROLLED
     0x802A: _of_bytes(8),  # ICE-CONTROLLING

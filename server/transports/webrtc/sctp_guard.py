@@ -22,6 +22,7 @@ from ithaka.server.transports.webrtc.sctp_packet import (
     read_gaps,
     read_packet,
 )
+from ithaka.server.transports.webrtc.utf8 import is_utf8
 
 MAX_STREAMS = 64
 """With something on them at once; a page needs one."""
@@ -100,7 +101,7 @@ class SctpGuard:
             self._refuse_long_message()
         elif pp_id == DCEP:
             await self._receive_opening(stream_id, data)
-        elif pp_id == TEXT and not _is_utf8(data):
+        elif pp_id == TEXT and not is_utf8(data):
             self._refuse("a text message has to be UTF-8")
         else:
             await self._deliver(stream_id, pp_id, data)
@@ -112,7 +113,7 @@ class SctpGuard:
             self._refuse(f"the data channel of stream {stream_id} is open already")
         elif kind == OPEN and len(self._sctp._data_channels) >= MAX_STREAMS:
             # Its stream may be reset and forgotten; the channel is not.
-            self._refuse(f"a connection has at most {MAX_STREAMS} data channels")
+            self._refuse_channel()
         elif kind == OPEN and len(message) > OPEN_BYTES + MAX_LABEL_BYTES:
             self._refuse(f"a data channel's label and protocol have at most {MAX_LABEL_BYTES} bytes")
         elif kind == OPEN and not _is_opening(message):
@@ -157,7 +158,7 @@ class SctpGuard:
         named = {stream for chunk in packet.chunks for stream in _streams(chunk)}
         if len(named | self._sctp._inbound_streams.keys()) <= MAX_STREAMS or not named - self._sctp._inbound_streams.keys():
             return False
-        self._refuse(f"a connection has at most {MAX_STREAMS} data channels")
+        self._refuse_channel()
         return True
 
     def _look_at_what_is_held(self) -> None:
@@ -168,6 +169,9 @@ class SctpGuard:
             self._refuse_long_message()
         elif sum(len(stream.reassembly) for stream in sctp._inbound_streams.values()) > self._max_chunks:
             self._refuse(f"more than {self._max_chunks} pieces of messages wait for the rest")
+
+    def _refuse_channel(self) -> None:
+        self._refuse(f"a connection has at most {MAX_STREAMS} data channels")
 
     def _refuse_long_message(self) -> None:
         self._refuse(f"a message has at most {self._max_message_bytes} bytes")
@@ -197,12 +201,4 @@ def _is_opening(message: bytes) -> bool:
         return False
     num_label, num_protocol = struct.unpack_from("!HH", message, 8)
     label, protocol = message[OPEN_BYTES : OPEN_BYTES + num_label], message[OPEN_BYTES + num_label :][:num_protocol]
-    return len(label) + len(protocol) == num_label + num_protocol and _is_utf8(label) and _is_utf8(protocol)
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return len(label) + len(protocol) == num_label + num_protocol and is_utf8(label) and is_utf8(protocol)
